@@ -61,11 +61,9 @@ from gateway.emulator import Emulators
 from gateway.features.ownership.http import object_routes
 from gateway.features.reuse.http import cache_routes
 from gateway.features.reuse.inspect import CacheInspector, Savings
-from gateway.features.runs.http.routes import RunRoutes, workflow_routes
-from gateway.features.runs.steps.kept_steps import DurableRuns
-from gateway.features.runs.table.table import RunTable
-from gateway.features.semantic.embedders import Embedders
-from gateway.features.semantic.opening import open_local, open_semantic
+from gateway.features.runs.http import RunRoutes, workflow_routes
+from gateway.features.runs.table import DurableRuns, RunTable
+from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
 from gateway.process import container_bytes
@@ -334,7 +332,7 @@ class Gateway:
 
     def _follow_news(self, shared: SharedStore) -> None:
         """Listens to the other replicas: for limits and health, and for questions that they keep or were told to forget."""
-        from gateway.features.reuse.redis.answers import decode_selection  # only a process with replicas has it
+        from gateway.features.reuse.redis_answers import decode_selection
         from gateway.features.semantic.redis import decode_news  # as above
 
         layers = self._pipeline.replays.layers

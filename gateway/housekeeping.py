@@ -26,7 +26,7 @@ from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
 from gateway.dialects.memory import ThoughtMemory
-from gateway.features.runs.table.table import RunTable
+from gateway.features.runs.table import RunTable
 from gateway.process import find_trim, resident_bytes
 from gateway.products.realtime.service import RealtimeSessions
 from gateway.products.work import JobWork

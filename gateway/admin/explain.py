@@ -26,10 +26,10 @@ from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Pha
 from gateway.dialects import http as door
 from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.dialects.target_languages import Conversion
-from gateway.features.degrade.lower import FIELDS_AT
-from gateway.features.grouping.bodies import RESULTS
+from gateway.features.degrade.rules import FIELDS_AT
+from gateway.features.grouping.rules import RESULTS
 from gateway.features.output.rules import CHECKED, OutputRule
-from gateway.features.reuse.rules.rules import Caching, applies
+from gateway.features.reuse.rules import Caching, applies
 from gateway.features.runs.rules import OTHER, RunPart
 from gateway.features.runs.step import part_of, run_words
 from gateway.products.jobs.admin.explaining_jobs import attempt_usd, explain_job

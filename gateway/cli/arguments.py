@@ -12,7 +12,7 @@ from gateway import __version__
 from gateway.admin.operations import ACTIONS
 from gateway.cli.values import DEFAULT_URL, between, port_number
 from gateway.core.config.admission import KINDS
-from gateway.features.runs.cli.run_arguments import add_runs, add_workflows
+from gateway.features.runs.cli_arguments import add_runs, add_workflows
 from gateway.products.jobs.cli.arguments import Actions, add_batch, add_jobs, add_webhooks
 from gateway.products.jobs.dead_letters.cli.dead_letter_arguments import add_dead_letters
 from gateway.products.pipelines.cli_arguments import add_pipelines

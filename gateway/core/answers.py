@@ -40,7 +40,7 @@ from gateway.core.openai.sse import (
 from gateway.core.openai.transcript import usage_in
 from gateway.core.openai.usage import add_beside, estimate_tokens, find_usage, read_usage
 from gateway.core.openai.vectors import asks_base64, chunks_with_base64, with_base64
-from gateway.core.relay import RawRelay, SseRelay, read_whole
+from gateway.core.relay import OverlongStream, RawRelay, SseRelay, read_whole
 from gateway.core.snapshot import Target, upstream_model
 from gateway.core.types import (
     Answer,
@@ -58,9 +58,8 @@ from gateway.core.types import (
     Usage,
 )
 from gateway.dialects.conversion import as_whole
-from gateway.features.output.service.overlong import OverlongStream
-from gateway.features.ownership.rules.objects import ObjectAccess
-from gateway.features.reuse.rules.keys import ACCOUNTS
+from gateway.features.ownership.objects import ObjectAccess
+from gateway.features.reuse.keys import ACCOUNTS
 
 WHOLE_LIMIT = 16_000_000
 """A JSON answer beyond this many bytes is relayed instead of being read whole."""

@@ -20,10 +20,10 @@ from gateway.core.openai.usage import added
 from gateway.core.retry_budgets import Reserved, Retry
 from gateway.core.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Attempt, Endpoint, Kept, Lane, RawHeaders, Skips, Usage
-from gateway.features.degrade.lower import LoweredCall
+from gateway.features.degrade.rules import LoweredCall
 from gateway.features.output.rules import OutputResult, OutputRule, StreamedTexts, Violation
 from gateway.features.output.schema import OutputSchema
-from gateway.features.ownership.rules.objects import ObjectAccess
+from gateway.features.ownership.objects import ObjectAccess
 from gateway.features.runs.rules import RunPart
 
 

@@ -39,7 +39,7 @@ from gateway.core.types import Endpoint
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.dialects.conversion import as_stream
 from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
-from gateway.features.reuse.layers.entries import wants_usage
+from gateway.features.reuse.layers import wants_usage
 from gateway.products.jobs.calls.ports import ServeCall
 from gateway.products.jobs.http.respond_async import AsyncAnswers
 from gateway.products.responses.http import ResponseEndpoint

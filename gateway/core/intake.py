@@ -45,8 +45,18 @@ from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
 from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
-from gateway.features.runs.http.run_object import RunParts, without_own_baggage
-from gateway.features.runs.step import BAGGAGE, OUTCOME, RUN, STEP, TASK, WORKFLOW, not_a_step, read_step
+from gateway.features.runs.step import (
+    BAGGAGE,
+    OUTCOME,
+    RUN,
+    STEP,
+    TASK,
+    WORKFLOW,
+    RunParts,
+    not_a_step,
+    read_step,
+    without_own_baggage,
+)
 from gateway.products.jobs.model import JobsOff
 from gateway.products.jobs.service.job_request import responds_async
 from gateway.products.pipelines.http import await_run

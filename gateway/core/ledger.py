@@ -49,7 +49,7 @@ from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of
 from gateway.core.snapshot import Rates, Target, upstream_model
 from gateway.core.types import ALL_TEXT, Attempt, Gap, How, RawHeaders, Usage, UsageParts, shown
-from gateway.features.runs.table.table import RunTable
+from gateway.features.runs.table import RunTable
 
 CLIENT_GONE_STATUS = 499
 INTERNAL_ERROR = "internal_error"

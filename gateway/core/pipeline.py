@@ -35,26 +35,23 @@ from gateway.core.openai.headers import passthrough_response_headers, response_h
 from gateway.core.openai.media import MEDIA
 from gateway.core.openai.usage import LONGEST_ANSWER
 from gateway.core.ports import Meter, Store
-from gateway.core.relay import RawRelay, SseRelay
+from gateway.core.relay import OverlongStream, RawRelay, SseRelay
 from gateway.core.render import with_googles_advice
 from gateway.core.types import PASSING, Usage
 from gateway.dialects.count_tokens import TokenCounts
 from gateway.features.background_charges import Deferred
-from gateway.features.degrade.slow_models import SlowModels
-from gateway.features.grouping.groups import Groups
-from gateway.features.output.service.outputs import Outputs, tell_result
-from gateway.features.output.service.overlong import OverlongStream
-from gateway.features.ownership.rules.rules import ObjectRules
+from gateway.features.degrade.service import SlowModels
+from gateway.features.grouping.service import Groups
+from gateway.features.output.service import Outputs, tell_result
+from gateway.features.ownership.rules import ObjectRules
 from gateway.features.ownership.service import Ownership
 from gateway.features.reuse.inspect import Savings
-from gateway.features.reuse.layers import entries
-from gateway.features.reuse.layers.layers import plan_reuse
+from gateway.features.reuse.layers import plan_reuse
 from gateway.features.reuse.service import Replays
-from gateway.features.reuse.single_flight import SharedAnswer
+from gateway.features.reuse.single_flight import SharedAnswer, count_saved, follow
 from gateway.features.runs.rules import RunPart
-from gateway.features.runs.steps.step_calls import StepCalls
-from gateway.features.runs.table.fuse import RunBudget
-from gateway.features.runs.table.table import RunTable
+from gateway.features.runs.steps import StepCalls
+from gateway.features.runs.table import RunBudget, RunTable
 from gateway.features.sdk_retries import Ended, Running
 from gateway.products.realtime.service import RealtimeSessions
 
@@ -111,7 +108,8 @@ class Pipeline:
         self._clock = clock
         self._admission = admission
         savings = Savings() if savings is None else savings
-        ends = (clock, meter, admission.outcomes.settle, admission.budgets.spent, savings.note, runs)
+        count_in_run = None if runs is None else runs.settled
+        ends = (clock, meter, admission.outcomes.settle, admission.budgets.spent, savings.note, count_in_run)
         self._accounts = Accounts(*ends)
         self._fuse = None if runs is None else RunBudget(runs, admission.costs)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
@@ -237,8 +235,8 @@ class Pipeline:
             return await self.replays.single_flight.join(call, followed)
         if followed is None:
             return None
-        entries.follow(call, original)
-        entries.count_saved(call, original)
+        follow(call, original)
+        count_saved(call, original)
         self._accounts.settle(call, followed.status, original.outcome)
         headers = followed.shared + answer_headers(call, self._clock.monotonic())
         return Reply(followed.status, headers, followed.body, shared=followed.shared)

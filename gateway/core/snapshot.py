@@ -34,11 +34,11 @@ from gateway.core.types import (
     Upstream,
 )
 from gateway.credentials.auth import CloudAuth
-from gateway.features.degrade.lower import LatencyRules
-from gateway.features.grouping.bodies import GroupRules
+from gateway.features.degrade.rules import LatencyRules
+from gateway.features.grouping.rules import GroupRules
 from gateway.features.output.rules import OutputRule
-from gateway.features.ownership.rules.rules import ObjectRules
-from gateway.features.reuse.rules.rules import Caching
+from gateway.features.ownership.rules import ObjectRules
+from gateway.features.reuse.rules import Caching
 from gateway.features.runs.rules import Workflows
 from gateway.fleet.lease import SharedState
 from gateway.products.jobs.rules import JobRules, Jobs

@@ -17,8 +17,8 @@ from gateway.core.ports import Answers, KeptRuns, Leases, News, Objects, Records
 from gateway.core.types import StoreBounds
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.ownership.redis import RedisObjects
-from gateway.features.reuse.redis.answers import RedisAnswers
-from gateway.features.reuse.redis_records.records import RedisRecords
+from gateway.features.reuse.redis_answers import RedisAnswers
+from gateway.features.reuse.redis_records import RedisRecords
 from gateway.features.runs.redis import SharedRunRecords
 from gateway.features.semantic.redis import RedisVectors
 from gateway.fleet.lease import SharedState

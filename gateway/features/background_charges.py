@@ -22,7 +22,7 @@ from gateway.core.openai.usage import ABSURD, add_beside, most_output, plausible
 from gateway.core.relay import SseRelay
 from gateway.core.snapshot import Rates, Target, upstream_model
 from gateway.core.types import Usage
-from gateway.features.ownership.rules.objects import read_path
+from gateway.features.ownership.objects import read_path
 
 MOST = 10_000
 """Responses whose usage is waited for; of more the oldest are charged as they were reserved."""

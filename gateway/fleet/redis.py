@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from gateway.core.ports import Later, NewsItem
 from gateway.drivers.redis.link import Link, StoreRefused, load_script
-from gateway.features.reuse.redis.lru import WallTime
+from gateway.features.reuse.redis_lru import WallTime
 from gateway.fleet.lease import LeaseAsk, LeaseReply
 
 # Limits that replicas share, counted in Redis: one script per limit and request, one round trip for all requests of a moment.

@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from gateway.core.ports import VectorRow
-from gateway.features.semantic.index import index as nearest
-from gateway.features.semantic.index.index import Partition, VectorIndex
+from gateway.features.semantic import index as nearest
+from gateway.features.semantic.index import Partition, VectorIndex
 
 ROWS = (1_000, 10_000, 50_000)
 DIMENSIONS = (256, 512, 1536)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.edge import events_of
 from gateway.core.types import Endpoint
-from gateway.features.reuse.rules.rules import Caching
+from gateway.features.reuse.rules import Caching
 from tests.dialects.ways import CALLERS, STREAMS, WAYS, Json, Ways, heard, sse, stream_of
 from tests.support.flow import ANSWER, JSON, Bench, Script, ScriptedUpstream, whole
 from tests.support.flow import streamed as stream

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.call import Reply
 from gateway.core.errors import GatewayError, KeyReused
-from gateway.features.reuse.rules.rules import Caching, ExactRule
+from gateway.features.reuse.rules import Caching, ExactRule
 from tests.dialects.ways import CALLERS, Json, Ways
 from tests.support.flow import JSON, Script
 

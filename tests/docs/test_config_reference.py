@@ -58,7 +58,7 @@ from gateway.core.config.schema import (
     UnitPrices,
 )
 from gateway.core.config.state import RedisEntry
-from gateway.features.degrade_config import ModelDegradeEntry, SlowEntry
+from gateway.features.degrade.config import ModelDegradeEntry, SlowEntry
 from gateway.features.output.config import OnInvalidEntry, OutputEntry
 from gateway.features.ownership.config import ObjectsEntry
 from gateway.features.reuse.config import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry

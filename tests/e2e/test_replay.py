@@ -20,8 +20,7 @@ import yaml
 
 from gateway.drivers.sqlite_store import SqliteStore
 from gateway.emulator.config import EmulatorConfig
-from gateway.features.reuse.layers.entries import LEAST_ROOM
-from gateway.features.reuse.single_flight import PIECE_BYTES, SLOW_READER
+from gateway.features.reuse.single_flight import LEAST_ROOM, PIECE_BYTES, SLOW_READER
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     KEYS,

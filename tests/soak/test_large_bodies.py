@@ -12,7 +12,7 @@ import yaml
 
 from gateway.core.errors import GatewayError
 from gateway.core.peek import LargeBodies
-from gateway.features.ownership.rules.rules import ids_in_body
+from gateway.features.ownership.rules import ids_in_body
 from gateway.routes import ENDPOINTS
 from tests.bench.canned import Canned, stream_events
 from tests.e2e.harness import connect, post

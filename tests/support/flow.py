@@ -30,7 +30,7 @@ from gateway.core.types import (
     UpstreamFailed,
 )
 from gateway.drivers.opening import MemoryStore
-from gateway.features.reuse.rules.rules import Caching
+from gateway.features.reuse.rules import Caching
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both")

@@ -20,7 +20,7 @@ from gateway.core.openai.bodies import BodyEdits
 from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import Server
 from gateway.features.output.rules import OutputRule
-from gateway.features.reuse.rules.rules import Caching
+from gateway.features.reuse.rules import Caching
 from gateway.fleet.lease import SharedState
 from gateway.products.pipelines.compile import PipelinePlan
 

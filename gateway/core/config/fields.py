@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.core.config.source import Document, Path, quoted
 from gateway.core.types import EMULATOR
-from gateway.features.reuse.rules.rules import Which
+from gateway.features.reuse.rules import Which
 
 # --- environment variables: `${VAR}`, `${VAR:-default}`, `os.environ/VAR`, `env.VAR` ---
 #

@@ -48,9 +48,9 @@ from gateway.core.snapshot import Model, Provider, Rates, Target
 from gateway.core.types import Conversions, Upstream
 from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
-from gateway.features.degrade.lower import LatencyRules
-from gateway.features.degrade_config import read_degrade
-from gateway.features.grouping.bodies import GroupRules
+from gateway.features.degrade.config import read_degrade
+from gateway.features.degrade.rules import LatencyRules
+from gateway.features.grouping.rules import GroupRules
 from gateway.features.output.config import CompiledOutput, check_output
 from gateway.features.reuse.config import check_caching, with_routes
 from gateway.products.batches.native.rules import has_batch_api

@@ -44,7 +44,7 @@ from gateway.core.config.source import Document, Path, did_you_mean, kind_of, pa
 from gateway.core.limits.estimate import ChargeRule
 from gateway.core.openai.usage import USUAL_TIERS
 from gateway.core.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
-from gateway.features.grouping.bodies import GroupRules
+from gateway.features.grouping.rules import GroupRules
 from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets
 
 Kind = Literal[

@@ -22,7 +22,7 @@ from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.openai.sse import json_object
-from gateway.core.relay import SseRelay, StreamBroken
+from gateway.core.relay import HeldEnd, OverlongStream, SseRelay, StreamBroken
 from gateway.core.retry import Step, Try
 from gateway.core.snapshot import Model, Target, upstream_model
 from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase, UpstreamFailed, Usage
@@ -40,7 +40,6 @@ from gateway.features.output.rules import (
     violation_of,
 )
 from gateway.features.output.schema import INLINE_BYTES, MOST_BYTES, OutputSchema, SchemaUnusable, compile_schema
-from gateway.features.output.service.overlong import HeldEnd, OverlongStream
 
 # Holds a stream back until it has ended, or has grown too long for that.
 

@@ -12,8 +12,8 @@ from gateway.core.config.fields import Names
 from gateway.core.config.schema import ConfigFile, Entry, check
 from gateway.core.config.source import Document
 from gateway.core.snapshot import Key, Provider
-from gateway.features.ownership.rules.objects import scope_of
-from gateway.features.ownership.rules.rules import ObjectRules
+from gateway.features.ownership.objects import scope_of
+from gateway.features.ownership.rules import ObjectRules
 
 SHARED = "shared"
 

@@ -18,7 +18,7 @@ from gateway.admin.operations import require_admin
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.snapshot import Policies, PolicySnapshot
-from gateway.features.ownership.rules.rules import ObjectRules
+from gateway.features.ownership.rules import ObjectRules
 from gateway.routes import json_response
 
 MOST_BYTES = 1_048_576

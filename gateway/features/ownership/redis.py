@@ -16,7 +16,7 @@ from gateway.core.ports import Later
 from gateway.drivers.redis.link import BackgroundTasks, Link, Script, StoreGone
 from gateway.drivers.redis.wire import FOLDER, script_of
 from gateway.features.ownership.memory import MemoryObjects, warn_of_evictions
-from gateway.features.reuse.redis.lru import WallTime
+from gateway.features.reuse.redis_lru import WallTime
 
 PARTS = 16
 AT_ONCE = 64

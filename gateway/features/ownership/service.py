@@ -22,7 +22,7 @@ from gateway.core.openai.sse import event_data, json_object
 from gateway.core.ports import Objects
 from gateway.core.snapshot import Target
 from gateway.core.types import ErrorClass, StreamedBody
-from gateway.features.ownership.rules.objects import (
+from gateway.features.ownership.objects import (
     CHAT,
     MESSAGES,
     RESPONSES,
@@ -33,16 +33,17 @@ from gateway.features.ownership.rules.objects import (
     key_of,
     own_idempotency_key,
 )
-from gateway.features.ownership.rules.places import NamedId, endpoint_of
-from gateway.features.ownership.rules.rules import (
+from gateway.features.ownership.rules import (
     MOST_FOUND,
+    NamedId,
     ObjectRules,
+    endpoint_of,
     ids_in_body,
     may_name,
     reads_everybodys,
     too_many,
 )
-from gateway.features.reuse.layers.layers import result_or_default
+from gateway.features.reuse.layers import result_or_default
 
 MOST_PAGES = 10
 """The most pages that a provider is asked for, to fill one."""

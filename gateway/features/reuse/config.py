@@ -37,7 +37,7 @@ from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.snapshot import Model, Target
 from gateway.core.types import THINKING, StoreBounds
 from gateway.features.output.rules import OutputRule
-from gateway.features.reuse.rules.rules import LOCAL, Caching, ExactRule, SemanticRule
+from gateway.features.reuse.rules import LOCAL, Caching, ExactRule, SemanticRule
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
 """The files of a folder with a local embedding model."""

@@ -18,13 +18,12 @@ from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.ports import Store
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint, Kept
-from gateway.features.reuse.layers import entries
-from gateway.features.reuse.layers.layers import ReusePlan, plan_reuse, result_or_default
-from gateway.features.reuse.rules.rules import ExactRule
+from gateway.features.reuse.layers import ReusePlan, in_form, mark_served_from, plan_reuse, result_or_default
+from gateway.features.reuse.rules import ExactRule
 from gateway.features.reuse.service import Replays
 
 if TYPE_CHECKING:
-    from gateway.features.semantic.lookup.lookup import Explained, Neighbour
+    from gateway.features.semantic.lookup import Explained, Neighbour
 
 
 SAME = "taken for the same"
@@ -107,7 +106,7 @@ class CacheInspector:
             return
         age_s = wall - kept.stored_at
         about = f"the answer of {kept.source}, {age_s:.0f} s old"
-        if entries.in_form(call, kept) is None:
+        if in_form(call, kept) is None:
             replay.tried.append(("exact", "miss"))
             replay.why.append(f"exact: {about}, cannot be put into the form that is asked for")
         elif kept.fresh_until <= wall:
@@ -117,7 +116,7 @@ class CacheInspector:
             )
         else:
             if not replay.layer:
-                entries.mark_served_from(call, kept, "exact", "hit", wall)
+                mark_served_from(call, kept, "exact", "hit", wall)
             replay.why.append(f"exact: {about}, fresh for {kept.fresh_until - wall:.0f} s")
 
     def _call(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Call:

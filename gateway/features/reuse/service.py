@@ -4,8 +4,8 @@
           ── a layer has the answer in memory ───────── give that
           ── else lead: stores that have to be waited for, another leader, the provider ── store and share the answer
 
-The order is: record, single flight, exact, semantic, provider, and a stale answer if the provider fails. `layers/` looks up and
-stores. A store that has to be waited for is asked by the leader, and equal calls share its answer once it is sure to be
+The order is: record, single flight, exact, semantic, provider, and a stale answer if the provider fails. `layers.py` looks up
+and stores. A store that has to be waited for is asked by the leader, and equal calls share its answer once it is sure to be
 a new one. Invariants: a record's holder runs alone; an answer that the rules of one call allow is given to no other call;
 a store in trouble makes calls dearer, and never fails one.
 """
@@ -22,9 +22,8 @@ from gateway.core.ledger import Accounts
 from gateway.core.ports import Store
 from gateway.core.relay import StreamBroken
 from gateway.core.types import LANES
-from gateway.features.reuse.layers import entries
-from gateway.features.reuse.layers.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note
-from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight
+from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note
+from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, room_of
 
 
 class Replays:
@@ -105,7 +104,7 @@ class Replays:
 
     def _lead(self, call: Call, plan: ReusePlan) -> SharedAnswer:
         """Starts the call's own answer, in a task of its own."""
-        own = SharedAnswer(call, entries.room_of(plan.caching, is_keyed=bool(plan.record)))
+        own = SharedAnswer(call, room_of(plan.caching, is_keyed=bool(plan.record)))
         own.fingerprint = plan.fingerprint
         own.keys = (plan.record,) if plan.record else ()
         if plan.record:  # without a record, `_joinable` has looked for an equal call already

@@ -14,7 +14,7 @@ from copy import copy
 from itertools import product
 from typing import Any, Final
 
-from gateway.core.call import Call, Reply
+from gateway.core.call import CacheOutcome, Call, Reply
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import (
     BudgetExceeded,
@@ -28,7 +28,8 @@ from gateway.core.errors import (
 )
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers, why_stopped
 from gateway.core.relay import StreamBroken
-from gateway.features.reuse.layers import entries
+from gateway.core.types import shown
+from gateway.features.reuse.rules import Caching
 
 # The last word of a stream: what tells a client that all is there. It may have come in several pieces.
 
@@ -113,6 +114,8 @@ def _begun(chunk: bytes, *, begins_line: bool) -> int:
 # its bound the answer takes no more readers, waits for the fastest, and drops readers that are far behind it.
 
 
+LEAST_ROOM = 1_048_576
+"""The bytes of a stream that are buffered for late readers where no store wants more."""
 PIECE_BYTES = 65_536
 """A late reader gets the buffered chunks in pieces of about this size."""
 SLOW_READER = "slow_client"
@@ -388,7 +391,7 @@ class SingleFlight:
 
     def share(self, call: Call, reply: Reply) -> SharedAnswer:
         """Makes an answer that has begun, and of which nothing is stored, readable for several calls."""
-        shared = SharedAnswer(call, entries.LEAST_ROOM)
+        shared = SharedAnswer(call, LEAST_ROOM)
         shared.begin(reply)
         self.start(shared, self._pass_on(shared, reply))
         # The client has left, but its retries are about to join, unless they leave as well.
@@ -457,12 +460,12 @@ class SingleFlight:
         assert made is not None  # noqa: S101  # it has opened
         is_own = shared.call is call
         if not is_own:
-            entries.follow(call, shared.call)
+            follow(call, shared.call)
         if made.chunks is None:
             self._leave(call, shared, reader, CLIENT_GONE)
             if is_own:
                 return made
-            entries.count_saved(call, shared.call)
+            count_saved(call, shared.call)
             self._accounts.settle(call, made.status, shared.call.outcome)
         headers = made.headers if is_own else [*made.shared, *answer_headers(call, self._clock.monotonic())]
         if made.chunks is None:
@@ -482,7 +485,7 @@ class SingleFlight:
         if shared.call is call:
             call.left = not shared.is_ended and why == CLIENT_GONE
             return
-        entries.count_saved(call, shared.call)
+        count_saved(call, shared.call)
         made = shared.reply
         status = made.status if made is not None else CLIENT_GONE_STATUS if why == CLIENT_GONE else ShuttingDown.status
         self._accounts.settle(call, status, why)
@@ -557,3 +560,33 @@ def _is_others(error: GatewayError, leader: Call, call: Call) -> bool:
     if isinstance(error, OWN_LIMITS):
         return leader.key.name != call.key.name
     return isinstance(error, OUT_OF_TIME) and call.deadline > leader.deadline + ABOUT_AS_LONG_S
+
+
+def follow(call: Call, leader: Call) -> None:
+    """Notes on the call that it shares the leader's answer."""
+    replay = call.replay = call.replay or CacheOutcome()
+    is_stale = leader.replay is not None and leader.replay.result == "stale"
+    replay.result, replay.layer = "stale" if is_stale else "coalesced", "single_flight"
+    replay.source = leader.id
+    replay.target = leader.attempts[-1].target if leader.attempts else leader.replay.target if leader.replay else ""
+    replay.attempts = shown(leader.attempts, skips=leader.skips)
+    replay.tried.append(("single_flight", "hit"))
+
+
+def count_saved(call: Call, leader: Call) -> None:
+    """Notes on the follower what the answer would have cost again; to be called when the answer has ended."""
+    replay = call.replay
+    if replay is None or replay.layer != "single_flight":
+        return
+    spared = leader.replay if leader.replay is not None and leader.replay.saved is not None else None
+    last = leader.attempts[-1] if leader.attempts else None
+    replay.saved = leader.usage if spared is None else spared.saved
+    replay.saved_usd = spared.saved_usd if spared is not None else last.cost_usd if last is not None else None
+
+
+def room_of(caching: Caching, *, is_keyed: bool) -> int:
+    """Returns the bytes of an answer that are worth buffering for late readers, and for the stores."""
+    rules = [caching.max_record_bytes] if is_keyed else []
+    if caching.exact.requests != "off" or caching.semantic is not None:
+        rules.append(caching.exact.max_entry_bytes)
+    return max([LEAST_ROOM, *rules])

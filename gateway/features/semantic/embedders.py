@@ -7,21 +7,27 @@ shown it to; a call that is made here shares nothing and nothing is kept of it.
 
 from __future__ import annotations
 
+import logging
 import sys
 from array import array
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, GatewayError, KeyRateLimited
-from gateway.core.snapshot import Model
+from gateway.core.ports import Vectors
+from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint
-from gateway.features.reuse.rules.rules import LOCAL, SemanticRule
-from gateway.features.semantic.lookup.question import Embedder, EmbeddingDenied, EmbeddingFailed
+from gateway.features.reuse.rules import LOCAL, SemanticRule
+from gateway.features.semantic.question import Embedder, EmbeddingDenied, EmbeddingFailed
+
+if TYPE_CHECKING:
+    from gateway.features.semantic.local_model import LocalEmbedder
+    from gateway.features.semantic.lookup import Semantic
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 """The endpoint of embedding calls; keep it in step with `routes.py`."""
@@ -175,3 +181,36 @@ def _shown_to(call: Call, model: Model) -> set[str]:
         if one.name not in model.without_caller_credential
         and (one.provider not in providers or providers[one.provider].is_callers)
     }
+
+
+# Opens the semantic cache when the first model of the config asks for it, with the extras that it needs.
+#
+# A process whose models do not ask for it loads none of them.
+
+log = logging.getLogger("gateway")
+
+
+def open_semantic(
+    policy: PolicySnapshot, opened: Semantic | None, embedders: Embedders, clock: Clock, store: Vectors
+) -> Semantic | None:
+    """Opens the models from disk that the policy needs, and returns the cache; None where no model has asked for it yet.
+
+    `opened` is the cache that calls use already, which stays. This may take long, and may run in any thread.
+    """
+    models = (*policy.models.values(), *(model for _, model in policy.patterns))
+    rules = [model.caching.semantic for model in models if model.caching.semantic is not None]
+    for problem in embedders.prepare(rules):
+        log.warning("%s", problem)
+    if opened is not None or not rules:
+        return opened
+    from gateway.features.semantic.index import VectorIndex  # an extra, that few pay for
+    from gateway.features.semantic.lookup import Semantic  # as above
+
+    return Semantic(clock, VectorIndex(), store, embedders.of)
+
+
+def open_local(folder: str) -> LocalEmbedder:
+    """Returns the embedder of a model on disk. Raises ValueError or ImportError."""
+    from gateway.features.semantic.local_model import LocalEmbedder  # an extra, that few pay for
+
+    return LocalEmbedder(folder)

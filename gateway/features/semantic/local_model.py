@@ -44,7 +44,7 @@ class LocalEmbedder:
         """Raises ImportError without its packages, ValueError when the files are not a model of this kind."""
         os.environ.setdefault(
             "OPENBLAS_NUM_THREADS", "1"
-        )  # keep in step with features/semantic/index/index.py: whoever is first
+        )  # keep in step with features/semantic/index.py: whoever is first
         self._np = _package("numpy")
         self._matrix, self._is_bfloat = _open_matrix(self._np, Path(folder) / MODEL)
         self._tokenizer = _open_tokenizer(_package("tokenizers"), Path(folder) / TOKENIZER)

@@ -17,7 +17,7 @@ from typing import Any
 from gateway.core.ports import Later, News, NewsItem, VectorRow
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.reuse.memory import CLOCKS_AGREE_S
-from gateway.features.reuse.redis.answers import (
+from gateway.features.reuse.redis_answers import (
     ENTRY_BYTES,
     Purges,
     Selection,
@@ -25,7 +25,7 @@ from gateway.features.reuse.redis.answers import (
     name_digest,
     owner,
 )
-from gateway.features.reuse.redis.lru import SharedLru, WallTime, lru_script
+from gateway.features.reuse.redis_lru import SharedLru, WallTime, lru_script
 from gateway.fleet.redis import Registry
 
 ADD = lru_script("vectors_add", "vectors")

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from gateway.drivers.sqlite_file import FileKind
-from gateway.features.runs.sqlite.sqlite_rows import MIGRATION as RUNS
+from gateway.features.runs.sqlite_rows import MIGRATION as RUNS
 from gateway.products.jobs import transitions
 from gateway.products.jobs.model import (
     STATE_OF_STATUS,

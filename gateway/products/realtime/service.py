@@ -22,7 +22,7 @@ from gateway.core.openai.usage import added
 from gateway.core.relay import RawRelay
 from gateway.core.snapshot import PolicySnapshot, Target, upstream_model
 from gateway.core.types import ErrorClass, Socket, Usage
-from gateway.features.runs.table.fuse import RunBudget
+from gateway.features.runs.table import RunBudget
 from gateway.products.realtime.rules import error_event, is_read, output_in, read_event, usage_of_response
 
 # Whether the peer of a session is still there: asked where it is silent, given up where it takes nothing.

@@ -21,7 +21,7 @@ from gateway.core.call import Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.dialects.conversion import as_stream
-from gateway.features.reuse.layers.entries import is_stream
+from gateway.features.reuse.layers import is_stream
 from gateway.products.jobs.calls.ports import (
     CallServer,
     Outcome,

@@ -19,7 +19,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.openai.sse import json_object
 from gateway.features.output.rules import OutputResult
-from gateway.features.reuse.layers.entries import is_stream
+from gateway.features.reuse.layers import is_stream
 from gateway.products.jobs.calls.ports import ServeCall, headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.features.semantic.guards.reading import facts_of, objection
+from gateway.features.semantic.guards import facts_of, objection
 from gateway.features.semantic.local_model import LocalEmbedder
 from tests.bench.semantic.pairs import Pair, Sort
 

@@ -18,7 +18,7 @@ from gateway.core.openai.usage import Capabilities
 from gateway.core.request_head import find_model
 from gateway.core.snapshot import Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
-from gateway.features.grouping.bodies import GroupRules
+from gateway.features.grouping.rules import GroupRules
 from tests.rows import rows
 from tests.support.configs import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
 

@@ -25,7 +25,7 @@ from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Counting, Holding, Model
 from gateway.core.types import LANES, QueueBounds, StoreBounds
 from gateway.features.reuse.config import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
-from gateway.features.reuse.rules.rules import Caching
+from gateway.features.reuse.rules import Caching
 from gateway.features.runs.config import WorkflowEntry
 from tests.rows import rows
 from tests.support.configs import GOOD, ROOT, load_text, problems_of, with_policies

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.degrade.lower import BOUNDS, SCALES, LatencyRules, lowered
+from gateway.features.degrade.rules import BOUNDS, SCALES, LatencyRules, lowered
 
 RULES = LatencyRules(10.0, {"reasoning_effort": "low", "max_completion_tokens": 512})
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import orjson
 
-from gateway.features.degrade.lower import LatencyRules
-from gateway.features.reuse.rules.rules import Caching
+from gateway.features.degrade.rules import LatencyRules
+from gateway.features.reuse.rules import Caching
 from tests.support.flow import Bench, ScriptedUpstream, whole
 
 RULES = LatencyRules(10.0, {"reasoning_effort": "low", "max_completion_tokens": 512})

@@ -18,8 +18,8 @@ from gateway.core.errors import DeadlineExceeded, GatewayError, KeyRateLimited, 
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
-from gateway.features.grouping.bodies import GroupRules
-from gateway.features.reuse.rules.rules import Caching
+from gateway.features.grouping.rules import GroupRules
+from gateway.features.reuse.rules import Caching
 from tests.rows import rows
 from tests.support.flow import Bench, Broken, Script, ScriptedAnswer, failed, whole
 from tests.support.virtual import LoopClock, run

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.types import Usage
-from gateway.features.grouping.bodies import joined_body, read_group_input, shared_out, split_answer
+from gateway.features.grouping.rules import joined_body, read_group_input, shared_out, split_answer
 from tests.rows import rows
 
 TEXTS = st.one_of(st.text(max_size=9), st.lists(st.text(max_size=9), min_size=1, max_size=5))

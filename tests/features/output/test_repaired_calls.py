@@ -18,11 +18,11 @@ from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Model, Rates, Target
-from gateway.features.degrade.lower import LoweredCall
+from gateway.features.degrade.rules import LoweredCall
 from gateway.features.output.rules import AtLast, OutputRule
 from gateway.features.output.schema import compile_schema
-from gateway.features.output.service.overlong import OutputInvalid
-from gateway.features.reuse.rules.rules import Caching, ExactRule
+from gateway.features.output.service import OutputInvalid
+from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import (
     CLOCKS,
     ERRORS,

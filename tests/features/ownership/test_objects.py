@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.features.ownership.rules.objects import (
+from gateway.features.ownership.objects import (
     MESSAGES,
     RESPONSES,
     ObjectAccess,
@@ -21,8 +21,7 @@ from gateway.features.ownership.rules.objects import (
     read_path,
     scope_of,
 )
-from gateway.features.ownership.rules.places import FIELDS, KNOWN, NamedId, ids_in_line
-from gateway.features.ownership.rules.rules import ObjectRules, ids_in_body, may_name
+from gateway.features.ownership.rules import FIELDS, KNOWN, NamedId, ObjectRules, ids_in_body, ids_in_line, may_name
 from gateway.features.ownership.service import Announcements, Filling, Page, ids_in_answer, read_page
 from tests.rows import rows
 

@@ -19,7 +19,7 @@ from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.features.reuse import config
 from gateway.features.reuse.config import LOCAL_FILES, SemanticEntry, with_routes
-from gateway.features.reuse.rules.rules import Caching, ExactRule, SemanticRule
+from gateway.features.reuse.rules import Caching, ExactRule, SemanticRule
 from tests.rows import rows
 from tests.support.configs import ROOT, load_text, problems_of, with_policies
 

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.features.reuse.rules.keys import ANYTHING, Directives, answer_headers, read_directives, serves
+from gateway.features.reuse.keys import ANYTHING, Directives, age_headers, read_directives, serves
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -129,14 +129,14 @@ def test_an_answer_says_its_age_and_how_long_it_may_be_kept(
     age_s: float, fresh_s: float, age: bytes, control: bytes
 ) -> None:
     """By nobody but its caller, and never longer than it is fresh here; a stale one not without asking."""
-    assert answer_headers(age_s, fresh_s) == [(b"age", age), (b"cache-control", control)]
+    assert age_headers(age_s, fresh_s) == [(b"age", age), (b"cache-control", control)]
 
 
 @BOUNDED
 @given(st.floats(0, 10**6), st.floats(0, 10**6))
 def test_a_cache_further_on_keeps_an_answer_no_longer_than_it_is_fresh(age_s: float, fresh_s: float) -> None:
     """It takes the age off `max-age` (RFC 9111, 4.2)."""
-    headers = dict(answer_headers(age_s, fresh_s))
+    headers = dict(age_headers(age_s, fresh_s))
 
     lifetime_s = int(headers[b"cache-control"].partition(b"max-age=")[2] or b"0")
     left_s = lifetime_s - int(headers[b"age"])

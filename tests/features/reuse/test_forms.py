@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from gateway.core.types import Kept
-from gateway.features.reuse.layers.entries import SMALL_BYTES, Forms, in_form
+from gateway.features.reuse.layers import SMALL_BYTES, Forms, in_form
 from tests.support.flow import Bench, ScriptedUpstream
 
 

@@ -23,9 +23,9 @@ from gateway.core.errors import GatewayError
 from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Key
 from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
-from gateway.features.reuse.rules.rules import Caching, ExactRule, SemanticRule
-from gateway.features.semantic.index.index import VectorIndex
-from gateway.features.semantic.lookup.lookup import Semantic
+from gateway.features.reuse.rules import Caching, ExactRule, SemanticRule
+from gateway.features.semantic.index import VectorIndex
+from gateway.features.semantic.lookup import Semantic
 from tests.support.flow import CHAT, JSON, RESPONSES, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 from tests.sweeps import sampled
 

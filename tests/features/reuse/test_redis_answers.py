@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from gateway.drivers.redis_store import RedisStore
-from gateway.features.reuse.redis.answers import (
+from gateway.features.reuse.redis_answers import (
     MOST_PENDING,
     MOST_SHARDS,
     SHARD_BYTES,

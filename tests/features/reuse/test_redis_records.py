@@ -17,8 +17,8 @@ from redis import Redis
 from gateway.core.ports import Claim, Store
 from gateway.core.types import Kept
 from gateway.drivers.redis_store import RedisStore
-from gateway.features.reuse.redis_records import records as record_answers
-from gateway.features.reuse.redis_records.records import FIRST_SHARED_FENCE, OfflineRecords
+from gateway.features.reuse import redis_records as record_answers
+from gateway.features.reuse.redis_records import FIRST_SHARED_FENCE, OfflineRecords
 from tests.drivers.test_conformance import record_steps
 from tests.support.conformance import KIB, ROOMY, RecordsModel, Wall, digest, entries, held_bytes, kept, settle, ticked
 from tests.support.redis_support import Lender, Lent, until

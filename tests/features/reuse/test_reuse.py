@@ -15,9 +15,9 @@ from gateway.core.errors import DeadlineExceeded, KeyInUse, KeyReused, NoTargetA
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from gateway.drivers.opening import MemoryStore
-from gateway.features.reuse.layers.layers import plan_reuse
-from gateway.features.reuse.rules.keys import LARGE_BYTES
-from gateway.features.reuse.rules.rules import Caching, ExactRule
+from gateway.features.reuse.keys import LARGE_BYTES
+from gateway.features.reuse.layers import plan_reuse
+from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
 
 EVENTS = (

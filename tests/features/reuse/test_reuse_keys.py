@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Call
 from gateway.core.types import Endpoint
-from gateway.features.reuse.rules.keys import (
+from gateway.features.reuse.keys import (
     digest,
     exact_key,
     fingerprint,
@@ -23,7 +23,7 @@ from gateway.features.reuse.rules.keys import (
     reads_one_way,
     record_key,
 )
-from gateway.features.reuse.rules.rules import Caching, ExactRule
+from gateway.features.reuse.rules import Caching, ExactRule
 from tests.rows import rows
 from tests.support.flow import SPEECH, Bench, ScriptedUpstream
 

@@ -19,7 +19,7 @@ from gateway.core.metrics import Metrics
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import Key
 from gateway.core.types import Attempt, Usage
-from gateway.features.runs.http.run_object import MOST_NAMES, RunParts, WorkflowStats
+from gateway.features.runs.http import WorkflowStats
 from gateway.features.runs.metrics import MOST_UNKNOWN, RunCounter
 from gateway.features.runs.rules import (
     MOST_TASKS,
@@ -40,10 +40,19 @@ from gateway.features.runs.rules import (
     merged,
     units,
 )
-from gateway.features.runs.step import RUN, STEP, TASK, WORKFLOW, Close, nobody_waits, part_of, run_words
-from gateway.features.runs.steps.kept_steps import DurableRuns
-from gateway.features.runs.table.fuse import RunBudget
-from gateway.features.runs.table.table import RunTable
+from gateway.features.runs.step import (
+    MOST_NAMES,
+    RUN,
+    STEP,
+    TASK,
+    WORKFLOW,
+    Close,
+    RunParts,
+    nobody_waits,
+    part_of,
+    run_words,
+)
+from gateway.features.runs.table import DurableRuns, RunBudget, RunTable
 from tests.support.flow import Bench, FakeClock, ScriptedUpstream, failed, whole
 from tests.support.memory_store.store import MemoryJobStore
 
@@ -350,7 +359,7 @@ def test_a_page_of_runs_unpacks_no_more_than_it_shows(monkeypatch: pytest.Monkey
         unpacked += 1
         return decode_run(raw)
 
-    monkeypatch.setattr("gateway.features.runs.shelf.decode_run", decode)
+    monkeypatch.setattr("gateway.features.runs.cache.decode_run", decode)
 
     async def story() -> None:
         for number in range(300):

@@ -17,8 +17,7 @@ import pytest
 from gateway.core.call import Call, Reply
 from gateway.features.runs.rules import PER_USD, RunPart, units
 from gateway.features.runs.step import OTHERS
-from gateway.features.runs.steps.kept_steps import DurableRuns
-from gateway.features.runs.table.table import RunTable
+from gateway.features.runs.table import DurableRuns, RunTable
 from gateway.products.jobs.model import Job, JobQuery, JobState, WriteResult
 from gateway.products.jobs.runner import run_of
 from gateway.products.jobs.store import JobStore

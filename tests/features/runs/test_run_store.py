@@ -193,7 +193,7 @@ async def test_lists_go_from_the_newest_page_by_page(jobs: Jobs) -> None:
 
 async def test_a_list_that_leaves_most_out_finds_the_rest(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few places are looked at in one step."""
-    monkeypatch.setattr("gateway.features.runs.sqlite.sqlite_rows.LOOKED_AT", 2)
+    monkeypatch.setattr("gateway.features.runs.sqlite_rows.LOOKED_AT", 2)
     monkeypatch.setattr("gateway.features.runs.redis.ROWS_AT_ONCE", 2)
     for number in range(9):
         await change(

@@ -12,8 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.core.pipeline import Pipeline
-from gateway.features.runs.steps.kept_steps import DurableRuns
-from gateway.features.runs.table.table import RunTable
+from gateway.features.runs.table import DurableRuns, RunTable
 from gateway.products.jobs.store import JobStore
 from tests.features.reuse.test_reuse import sent
 from tests.features.runs.test_run_kills import DyingView

@@ -14,7 +14,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.relay import StreamBroken
 from gateway.drivers.opening import MemoryStore
 from gateway.features.output.rules import OutputResult
-from gateway.features.reuse.rules.rules import Caching, ExactRule
+from gateway.features.reuse.rules import Caching, ExactRule
 from gateway.features.runs.rules import RunPart, StepRequest
 from gateway.features.runs.step import OTHERS, StepChanged, StepRunning, StepTooLarge, StoredStep
 from gateway.products.jobs.model import JobsOff, JobsUnavailable
@@ -265,8 +265,8 @@ async def test_an_answer_that_cannot_be_kept_is_held_and_not_given() -> None:
 
 async def test_an_answer_that_is_too_large_is_not_paid_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole or streamed: it cannot be kept, so it is not given, and that is known of the step."""
-    monkeypatch.setattr("gateway.features.runs.steps.kept_steps.MOST_BYTES", 60)
-    monkeypatch.setattr("gateway.features.runs.steps.step_calls.MOST_BYTES", 60)
+    monkeypatch.setattr("gateway.features.runs.steps.MOST_BYTES", 60)
+    monkeypatch.setattr("gateway.features.runs.steps.MOST_BYTES", 60)
     bench, _ = steps(whole(), streamed(*EVENTS))
     for name in ("whole", "streamed"):
         for attempt in range(2):

@@ -14,9 +14,9 @@ import pytest
 from gateway.core.call import Call, Reply
 from gateway.core.errors import KeyRateLimited
 from gateway.core.snapshot import Model, Provider
-from gateway.features.reuse.rules.rules import SemanticRule
+from gateway.features.reuse.rules import SemanticRule
 from gateway.features.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
-from gateway.features.semantic.lookup.question import Embedder, EmbeddingFailed
+from gateway.features.semantic.question import Embedder, EmbeddingFailed
 from gateway.routes import ENDPOINTS
 from tests.rows import rows
 from tests.support.flow import JSON, Bench, FakeClock, ScriptedUpstream

@@ -8,7 +8,7 @@ from functools import cache
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.semantic.guards.reading import EDITION, KINDS, LANGUAGES, Facts, Language, facts_of, objection
+from gateway.features.semantic.guards import EDITION, KINDS, LANGUAGES, Facts, Language, facts_of, objection
 from tests.bench.semantic import pairs
 from tests.rows import rows
 

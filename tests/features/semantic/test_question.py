@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.semantic.lookup.question import MOST_CHARS, Question, last_question
+from gateway.features.semantic.question import MOST_CHARS, Question, last_question
 from tests.rows import rows
 
 USER = {"role": "user", "content": "Why is the sky blue?"}

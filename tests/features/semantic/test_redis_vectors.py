@@ -12,7 +12,7 @@ import pytest
 from gateway.core.ports import NewsItem, VectorRow
 from gateway.drivers import redis_store as redis
 from gateway.drivers.redis_store import RedisStore
-from gateway.features.reuse.redis.answers import Selection, decode_selection
+from gateway.features.reuse.redis_answers import Selection, decode_selection
 from gateway.features.semantic import redis as vectors
 from gateway.features.semantic.redis import ROWS_AT_ONCE, decode_news, decode_row, encode_news, encode_row
 from gateway.fleet import redis as registry

@@ -13,13 +13,11 @@ import pytest
 
 from gateway.core.call import CacheOutcome, Call
 from gateway.core.ports import Later, VectorRow, Vectors
-from gateway.features.reuse.rules.rules import SemanticRule
-from gateway.features.semantic.guards.reading import facts_of
-from gateway.features.semantic.index import vectors
-from gateway.features.semantic.index.index import VectorIndex
-from gateway.features.semantic.index.vectors import FEW_ROWS, FIRST_PAUSE_S, MOST_LATE, SHORT_CHARS
-from gateway.features.semantic.lookup import lookup
-from gateway.features.semantic.lookup.lookup import (
+from gateway.features.reuse.rules import SemanticRule
+from gateway.features.semantic import lookup, vectors
+from gateway.features.semantic.guards import facts_of
+from gateway.features.semantic.index import VectorIndex
+from gateway.features.semantic.lookup import (
     LATE,
     MOST_CANDIDATES,
     NO_VECTOR,
@@ -28,8 +26,8 @@ from gateway.features.semantic.lookup.lookup import (
     TOO_LONG,
     Semantic,
 )
-from gateway.features.semantic.lookup.question import MOST_CHARS, EmbeddingFailed, SemanticQuery
-from gateway.features.semantic.lookup.tasks import Background, result_by
+from gateway.features.semantic.question import MOST_CHARS, EmbeddingFailed, SemanticQuery
+from gateway.features.semantic.vectors import FEW_ROWS, FIRST_PAUSE_S, MOST_LATE, SHORT_CHARS, Background, result_by
 from tests.support.flow import Bench, FakeClock
 
 WAIT_S = 0.2

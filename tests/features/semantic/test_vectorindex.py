@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from gateway.core.ports import VectorRow
-from gateway.features.semantic.index import index as nearest
-from gateway.features.semantic.index.index import EXACT_ROWS, NOT_INSTALLED, PARTITION_BYTES, VectorIndex, row_bytes
-from gateway.features.semantic.index.vectors import reach
-from gateway.features.semantic.lookup.question import Near
+from gateway.features.semantic import index as nearest
+from gateway.features.semantic.index import EXACT_ROWS, NOT_INSTALLED, PARTITION_BYTES, VectorIndex, row_bytes
+from gateway.features.semantic.question import Near
+from gateway.features.semantic.vectors import reach
 from tests.rows import rows
 
 NOW = 1_800_000_000.0

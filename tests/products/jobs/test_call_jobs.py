@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import CircuitOpen, GatewayError, InvalidRequest, NoTargetAvailable, QueueFull, ShuttingDown
-from gateway.features.output.service.overlong import OutputInvalid
+from gateway.features.output.service import OutputInvalid
 from gateway.products.jobs import worker
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState

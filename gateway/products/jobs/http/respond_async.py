@@ -14,7 +14,7 @@ import orjson
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
-from gateway.features.reuse.layers.entries import IDEMPOTENT
+from gateway.features.reuse.layers import IDEMPOTENT
 from gateway.products.jobs.calls.ports import JobMeter
 from gateway.products.jobs.http.events import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.model import DedupeConflict, Job, JobsUnavailable, StoredAnswer

@@ -11,7 +11,7 @@ import orjson
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, KeyReused, NotFound
-from gateway.features.reuse.rules.keys import LARGE_BYTES, fingerprint, record_key
+from gateway.features.reuse.keys import LARGE_BYTES, fingerprint, record_key
 from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.calls.ports import headers_to_keep
 from gateway.products.jobs.model import (

@@ -17,7 +17,7 @@ from typing import Any
 from gateway.core.clock import Ahead, never_ahead
 from gateway.core.types import LANES, Lane
 from gateway.drivers.sqlite_file import Connect
-from gateway.features.runs.sqlite.sqlite import SqliteRuns
+from gateway.features.runs.sqlite import SqliteRuns
 from gateway.products.batches.sqlite import SqliteJobFiles
 from gateway.products.jobs import sqlite_rows, transitions
 from gateway.products.jobs.dead_letters.rules import DeadLetter

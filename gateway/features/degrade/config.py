@@ -1,0 +1,54 @@
+"""Reads `degrade` of a model: when its calls ask for less, and for how much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from gateway.core.config.fields import PositiveDuration, Section
+from gateway.core.config.schema import Entry, check
+from gateway.core.config.source import Document, Path, did_you_mean
+from gateway.features.degrade.rules import BOUNDS, SCALES, LatencyRules
+
+FIELDS = (*SCALES, *BOUNDS)
+
+
+class ModelDegradeEntry(Entry):
+    """`degrade` of a model. Nothing of it has a default."""
+
+    when: Section = Field(default_factory=dict)
+    set: Section = Field(default_factory=dict)
+
+
+class SlowEntry(Entry):
+    """When a model is slow."""
+
+    first_byte_p95_above: PositiveDuration | None = None
+
+
+def read_degrade(document: Document, name: str) -> LatencyRules | None:
+    """Reads what is said of a model; None: nothing that can be used."""
+    path: Path = "models", name, "degrade"
+    entry = check(ModelDegradeEntry, document, path)
+    slow = check(SlowEntry, document, (*path, "when"))
+    if entry is None or slow is None:
+        return None
+    if slow.first_byte_p95_above is None:
+        document.complain((*path, "when"), "needs first_byte_p95_above, such as 10s")
+    if not entry.set:
+        document.complain((*path, "set"), "names no field: say for example {max_completion_tokens: 512}")
+    for field, value in entry.set.items():
+        _check_field(document, (*path, "set", field), field, value)
+    return LatencyRules(slow.first_byte_p95_above or 0.0, entry.set)
+
+
+def _check_field(document: Document, path: Path, field: str, value: Any) -> None:
+    if field in SCALES:
+        if value not in SCALES[field]:
+            document.complain(path, f"must be one of {', '.join(SCALES[field])}{did_you_mean(value, SCALES[field])}")
+    elif field in BOUNDS:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 10**9:
+            document.complain(path, "must be a number of tokens, 1 or more")
+    else:
+        document.complain(path, f"cannot be lowered{did_you_mean(field, FIELDS)}")

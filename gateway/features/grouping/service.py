@@ -1,0 +1,347 @@
+"""Groups: calls for embeddings or moderations that come within a few milliseconds go to their provider as one.
+
+    its key lets it in -> join a group -> (the window, or the group is full) -> one call, all its attempts -> each its part
+
+A group stands behind what is each call's own (idempotency, caches, its key's limits and budget, its account), and before
+admission: what is admitted, held, tried again and given up is the group, as one request with the sum of its tokens. So a limit
+of requests is asked once, which is what groups are for, and a limit of tokens counts what it would count anyway. Only calls of
+one key and lane go together, and only if nothing but their inputs differs. Where a group is refused for what is in it, each
+call is sent alone, and hears of its own fault only. Invariants: each member gets an answer or an error once; the shares of a
+usage add up to it; what a group has taken from a limit is given back when it has ended, whoever still waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from math import inf
+
+from gateway.core.admission.admission import Admission
+from gateway.core.admission.planner import estimate_of
+from gateway.core.answers import FirstAnswer
+from gateway.core.attempts import Attempts
+from gateway.core.call import Call
+from gateway.core.clock import Clock, Timer
+from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
+from gateway.core.ledger import cost_usd, whole_usage
+from gateway.core.openai.sse import json_object
+from gateway.core.ports import Meter
+from gateway.core.snapshot import Target
+from gateway.core.types import RawHeaders, Usage
+from gateway.features.grouping.rules import (
+    LINES_WINDOW_S,
+    MOST_TOKENS,
+    RESULTS,
+    TOKENS_PART,
+    GroupInput,
+    GroupRules,
+    joined_body,
+    read_group_input,
+    split_answer,
+)
+
+# One group: calls that wait for others like them, and become one call.
+#
+# Whose turn it is, and what its answer means, is not known here. Invariants: a call is in one group at most; a caller that
+# leaves takes only its own input with it, as long as the group has not been sent.
+
+
+PER_CALL = frozenset(
+    b"traceparent tracestate baggage x-client-request-id x-stainless-retry-count x-stainless-read-timeout "
+    b"x-stainless-timeout".split()
+)
+"""Headers that are about one call, and not what it asks for: calls that differ in them go together, and without them."""
+
+
+class Member:
+    """One call of a group. `done` gives its answer; None: it is to be sent alone."""
+
+    __slots__ = ("call", "done", "input", "tokens")
+
+    def __init__(self, call: Call, input: GroupInput, tokens: int) -> None:
+        self.call = call
+        self.input = input
+        self.tokens = tokens
+        self.done: asyncio.Future[FirstAnswer | None] = asyncio.get_running_loop().create_future()
+
+
+class Group:
+    """Calls that go together."""
+
+    __slots__ = ("call", "items", "members", "task", "timer", "tokens")
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self.items = 0
+        self.tokens = 0
+        self.timer: Timer | None = None
+        self.call: Call | None = None
+        """What is sent for all of them; None: it has not been."""
+        self.task: asyncio.Task[None] | None = None
+
+    def fits(self, member: Member, most: int, most_tokens: float) -> bool:
+        """Tells whether there is room for another call."""
+        return self.items + len(member.input.items) <= most and self.tokens + member.tokens <= most_tokens
+
+    def add(self, member: Member) -> None:
+        """Takes a call in."""
+        self.members.append(member)
+        self.items += len(member.input.items)
+        self.tokens += member.tokens
+
+    def remove(self, member: Member) -> None:
+        """Lets a caller go who waits no more."""
+        self.members.remove(member)
+        self.items -= len(member.input.items)
+        self.tokens -= member.tokens
+
+    def join_calls(self) -> Call:
+        """Returns the call that is made of all: as old as the oldest, as patient as the most patient.
+
+        Its key has been asked by each of them, so it is asked no more.
+        """
+        first = self.members[0].call
+        calls = [member.call for member in self.members]
+        self.call = replace(
+            first,
+            body=joined_body([member.input for member in self.members]),
+            headers=shared_headers(first.headers),
+            received_at=min(call.received_at for call in calls),
+            deadline=max(call.deadline for call in calls),
+            deadline_is_callers=False,
+            seq=min(call.seq for call in calls),
+            estimate=self.tokens,
+            parsed=None,
+            comment=None,
+            task=None,
+            server=None,
+            attempts=[],
+            key_cost=None,
+            reserved=None,
+            idempotency_key=None,
+            replay=None,
+        )
+        for call in calls:
+            call.joined = self.call, len(calls)
+        return self.call
+
+
+def most_tokens(targets: Sequence[Target]) -> float:
+    """Returns how many estimated tokens a group may have, so that it fits each of the targets."""
+    bounds = [float(MOST_TOKENS)]
+    for target in targets:
+        limits, window = target.limits, target.capabilities.context_window
+        bounds += (limits.tokens_per_min or inf, limits.input_tokens_per_min or inf, window or inf)
+    return TOKENS_PART * min(bounds)
+
+
+def shared_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Returns the headers that say what is asked for."""
+    return [header for header in headers if header[0] not in PER_CALL]
+
+
+FAULTS = frozenset((400, 413, 422))
+"""Answers that may be about one input only."""
+log = logging.getLogger("gateway")
+
+
+class Groups:
+    """All groups of the process."""
+
+    __slots__ = ("_admission", "_attempts", "_clock", "_meter", "_open", "_running")
+
+    def __init__(self, clock: Clock, meter: Meter, admission: Admission, attempts: Attempts) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._admission = admission
+        self._attempts = attempts
+        self._open: dict[Hashable, Group] = {}
+        """Groups that have not been sent, by what their calls have in common."""
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def first_answer(self, call: Call) -> FirstAnswer:
+        """Returns what `Attempts.first_answer` would, from a group's answer where the call can be in one."""
+        rules = GroupRules(LINES_WINDOW_S, call.group_most) if call.group_most else call.model.grouping
+        parsed = call.parsed or json_object(call.body)
+        input = None
+        if rules is not None and parsed is not None and call.endpoint.name in RESULTS:
+            input = None if call.large is not None or call.objects is not None else read_group_input(parsed)
+        if rules is None or input is None or len(input.items) >= rules.most:
+            return await self._attempts.first_answer(call)
+        await self._admission.ask_key(call)
+        member = Member(call, input, max(1, estimate_of(call)))
+        call.parsed = None
+        group, leave = self._join(member, rules)
+        timer = None
+        if call.deadline_is_callers:
+            timer = self._clock.call_at(call.deadline, lambda: _fail(member, _too_late()))
+        try:
+            answer = await member.done
+        except BaseException:
+            leave()
+            _note_attempts(member, group, 0.0)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if answer is not None:
+            return answer
+        call.joined = None
+        return await self._attempts.first_answer(call)
+
+    def _join(self, member: Member, rules: GroupRules) -> tuple[Group, Callable[[], None]]:
+        """Puts a call into the group of its kind; returns that, and how to leave it."""
+        call, input = member.call, member.input
+        like: Hashable = (
+            *(
+                call.policy.version,
+                call.endpoint.name,
+                call.model.name,
+                call.model.on_loss,
+                call.model_name,
+                call.key.digest,
+                call.key.name,
+            ),
+            *(call.tenant, call.lane, call.credential, tuple(shared_headers(call.headers)), rules.most),
+            *(call.query, input.kind, input.rest),
+        )
+        group = self._open.get(like)
+        if group is not None and not group.fits(member, rules.most, most_tokens(call.model.targets)):
+            self._send(like, group)
+            group = None
+        if group is None:
+            opened = group = self._open[like] = Group()
+            at = self._clock.monotonic() + rules.window_s
+            group.timer = self._clock.call_at(at, lambda: self._send(like, opened))
+        joined = group
+        joined.add(member)
+        if joined.items >= rules.most:
+            self._send(like, joined)
+
+        def leave() -> None:
+            if joined.call is None:
+                if member in joined.members:
+                    joined.remove(member)
+            elif joined.task is not None and all(one.done.done() for one in joined.members):
+                joined.task.cancel()  # nobody waits for it any more
+
+        return joined, leave
+
+    def _send(self, group_key: Hashable, group: Group) -> None:
+        """Closes a group; the calls in it become one."""
+        if self._open.get(group_key) is group:
+            del self._open[group_key]
+        if group.timer is not None:
+            group.timer.cancel()
+        if group.call is not None or not group.members:
+            return
+        if len(group.members) == 1:
+            _answer(group.members[0], None)
+            return
+        call = group.join_calls()
+        self._meter.grouped(call.model.name, len(group.members))
+        group.task = asyncio.create_task(self._serve(group, call))
+        self._running.add(group.task)
+        group.task.add_done_callback(self._running.discard)
+
+    async def _serve(self, group: Group, call: Call) -> None:
+        """Gets the answer of a group, and gives each member its part."""
+        usage = None
+        try:
+            opened = await self._attempts.first_answer(call)
+            if opened.relay is not None:
+                await opened.relay.aclose()
+                self._admission.outcomes.ended(call, "ok")
+                self._price_unfit(group, call, opened.target, self._admission.costs.usage(call, opened.target))
+                self._part(group, None)
+            elif opened.diagnosis is not None:
+                self._part(group, None if opened.status in FAULTS else [opened] * len(group.members))
+            else:
+                usage = whole_usage(call, opened.usage, opened.body)
+                parts = _parts(group, call, opened)
+                if parts is None:
+                    self._price_unfit(group, call, opened.target, usage)
+                self._part(group, parts)
+        except CallerFault:
+            self._part(group, None)  # too much for one request, perhaps, and not for several
+        except GatewayError as error:
+            self._refuse(group, error)
+        except asyncio.CancelledError:
+            self._admission.costs.price_unfinished(call, self._clock.monotonic())
+            raise
+        except Exception as defect:  # noqa: BLE001  # the members get it, and log it
+            internal = InternalError()
+            internal.__cause__ = defect
+            self._refuse(group, internal)
+        finally:
+            self._admission.outcomes.settle(call, usage)
+
+    def _price_unfit(self, group: Group, call: Call, target: Target, usage: Usage | None) -> None:
+        """Tells the members that an answer which is of no use to them was paid for."""
+        last = call.attempts[-1]
+        last.ended_at = self._clock.monotonic() if last.ended_at is None else last.ended_at
+        last.cost_usd = None if call.endpoint.tokens == "none" else cost_usd(call, target, usage)
+        last.is_cost_reported = usage is not None and not usage.estimated
+        for member, share in zip(group.members, _shares(group), strict=True):
+            _note_attempts(member, group, share)
+
+    def _part(self, group: Group, answers: Sequence[FirstAnswer] | None) -> None:
+        """Gives each member its answer; None: each is to be sent alone."""
+        if answers is None:
+            for member in group.members:
+                _answer(member, None)
+            return
+        shares = _shares(group)
+        for member, answer, share in zip(group.members, answers, shares, strict=True):
+            _note_attempts(member, group, share)
+            _answer(member, answer)
+
+    def _refuse(self, group: Group, error: GatewayError) -> None:
+        for member, share in zip(group.members, _shares(group), strict=True):
+            _note_attempts(member, group, share)
+            _fail(member, copy.copy(error))
+
+
+def _parts(group: Group, call: Call, opened: FirstAnswer) -> list[FirstAnswer] | None:
+    counts = [len(member.input.items) for member in group.members]
+    weights = [member.tokens for member in group.members]
+    parts = split_answer(call.endpoint.name, opened.body, counts, weights, opened.usage)
+    if parts is None:
+        log.warning(
+            "%s has answered %d inputs with something else; each goes alone now", opened.target.name, group.items
+        )
+        return None
+    return [replace(opened, body=part.body, usage=part.usage) for part in parts]
+
+
+def _shares(group: Group) -> list[float]:
+    return [member.tokens / (group.tokens or 1) for member in group.members]
+
+
+def _note_attempts(member: Member, group: Group, share: float) -> None:
+    """Tells a member's account how its group fared: the attempts, with its share of what they cost, and the waits."""
+    call, joined = member.call, group.call
+    if joined is None or call.attempts:
+        return
+    call.attempts = [
+        replace(one, cost_usd=None if one.cost_usd is None else one.cost_usd * share) for one in joined.attempts
+    ]
+    call.queue_s, call.backoff_s, call.denied = joined.queue_s, joined.backoff_s, joined.denied
+    call.skips = joined.skips
+
+
+def _answer(member: Member, answer: FirstAnswer | None) -> None:
+    if not member.done.done():
+        member.done.set_result(answer)
+
+
+def _fail(member: Member, error: GatewayError) -> None:
+    if not member.done.done():
+        member.done.set_exception(error)
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("The deadline passed before an answer began; give the call more time.")

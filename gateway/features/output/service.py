@@ -1,0 +1,353 @@
+"""The check of a call's answer, and what follows from it, before the client has anything of it.
+
+    first_answer -> (an answer, whole or held back) -> verdict -> retry -> … -> repair -> fail | pass
+    first_answer -> (a stream that is relayed) -> watched -> ended: it is only counted
+
+It stands between the caches, which hear of the final answer only, and the attempts, of which each is made and accounted for as
+any other. Invariant: an answer that is not given is settled before the next attempt begins, so that at the end of a call what
+it used and paid is the sum of what its attempts did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from gateway.core.admission.admission import Admission
+from gateway.core.admission.outcomes import CALLERS_DEADLINE
+from gateway.core.answers import AttemptDeadlines, FirstAnswer
+from gateway.core.attempts import Attempts
+from gateway.core.call import Call, OutputCheck, Reply
+from gateway.core.clock import Clock
+from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, ShuttingDown
+from gateway.core.ledger import cost_usd, whole_usage
+from gateway.core.openai.sse import json_object
+from gateway.core.ports import Meter
+from gateway.core.racing import CANCELLED
+from gateway.core.relay import OverlongStream, SseRelay
+from gateway.core.retry import TryLater
+from gateway.core.snapshot import Target
+from gateway.core.types import Attempt, ErrorClass, Phase, UpstreamFailed, Usage
+from gateway.dialects.conversion import as_stream, as_whole
+from gateway.features.output.judging import MOST_BODY, HeldStream, Judge, OutputVerdict, Repairs, Schemas, hold
+from gateway.features.output.rules import (
+    OUTPUT_INVALID,
+    OutputResult,
+    OutputRule,
+    OutputText,
+    StreamedTexts,
+    added_usage,
+    allows_retry,
+    spent_usd,
+    texts_of,
+    with_texts,
+)
+from gateway.features.output.schema import OutputSchema
+from gateway.features.reuse.layers import wants_usage
+from gateway.features.reuse.single_flight import is_last_word
+
+LONGEST_CHECK_S = 10.0
+"""Of waiting for a turn and of the check itself, together."""
+
+
+@dataclass(slots=True)
+class _Checked:
+    """An answer that is here, and what the check says of it."""
+
+    opened: FirstAnswer
+    is_stream: bool
+    attempt: Attempt
+    verdict: OutputVerdict
+
+
+class OutputInvalid(CallerFault):
+    """The model's answer breaks the schema that was asked for, and neither a retry nor a repair has helped.
+
+    What the rule allows has been tried: a job or a line that meets it has failed for good.
+    """
+
+    status = 502
+    type = "server_error"
+    code = "output_invalid"
+
+
+class Outputs:
+    """Checks answers. One per process; holds no state of any call but what is in it."""
+
+    __slots__ = ("_admission", "_attempts", "_clock", "_judge", "_meter", "_repairs", "_schemas", "_watch")
+
+    def __init__(
+        self, clock: Clock, meter: Meter, admission: Admission, attempts: Attempts, watch: AttemptDeadlines
+    ) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._admission = admission
+        self._attempts = attempts
+        self._watch = watch
+        self._judge = Judge()
+        self._schemas = Schemas()
+        self._repairs = Repairs(clock, admission, attempts.first_answer)
+
+    async def first_answer(self, call: Call) -> FirstAnswer:
+        """Returns what `Attempts.first_answer` would, if it keeps the call's rule, or the rule lets it pass.
+
+        Raises OutputInvalid, and what `Attempts.first_answer` does.
+        """
+        rule = call.output
+        schema = None if rule is None else self._schemas.of(call, rule)
+        if rule is None or schema is None:
+            return await self._attempts.first_answer(call)
+        check = call.output_check = OutputCheck()
+        if isinstance(schema, OutputResult):
+            opened = await self._attempts.first_answer(call)
+            if opened.diagnosis is None:
+                self._conclude(call, check, schema)
+            return opened
+        check.schema = schema
+        return await self._first_good(call, rule, schema, check)
+
+    async def _first_good(self, call: Call, rule: OutputRule, schema: OutputSchema, check: OutputCheck) -> FirstAnswer:
+        opened: FirstAnswer | None = await self._attempts.first_answer(call)
+        bad: _Checked | None = None
+        first = 0
+        while opened is not None and (opened.diagnosis is None or bad is None):
+            if opened.diagnosis is not None or not _is_read(call, rule, opened):
+                return opened  # an error, or what is given as it comes
+            try:
+                read = await self._read(call, opened)
+            except UpstreamFailed as failure:
+                opened = await self._mended(call, opened.target, failure, has_another=bad is not None)
+                continue
+            except DeadlineExceeded:
+                if bad is None:
+                    raise
+                break
+            if isinstance(read, OverlongStream):
+                self._conclude(call, check, OutputResult.SKIPPED)
+                return replace(opened, relay=read)
+            verdict = await self._judge.verdict(schema, read.texts, _check_s(call, self._clock), call.tenant)
+            if verdict.result is not OutputResult.INVALID:
+                self._note(call, check, verdict)
+                return read.opened
+            bad = _Checked(read.opened, opened.relay is not None, call.attempts[-1], verdict)
+            self._discard(call, check, bad)
+            first = first or len(call.attempts)
+            opened = await self._retried(call, rule, check, first)
+        assert bad is not None  # noqa: S101  # that is how the loop ends
+        repaired = await self._repaired(call, rule, schema, check, bad, first)
+        if repaired is not None:
+            self._conclude(call, check, OutputResult.REPAIRED)
+            return repaired
+        self._conclude(call, check, OutputResult.INVALID)
+        if rule.at_last == "fail":
+            raise OutputInvalid(
+                f"The model's answer breaks the schema that was asked for: {check.violation}. Ask again, loosen the schema, or "
+                "have `output.on_invalid` of the model changed: it may retry, repair, or pass such answers."
+            )
+        return _restored(call, check, bad)
+
+    async def _read(self, call: Call, opened: FirstAnswer) -> HeldStream | OverlongStream:
+        """Returns an answer that is here, a stream among them. Raises UpstreamFailed, or DeadlineExceeded for a stream."""
+        if not isinstance(opened.relay, SseRelay):
+            return HeldStream(opened, _texts(call, opened.body))
+        try:
+            held = await hold(call, opened, opened.relay, self._clock, self._watch)
+        except DeadlineExceeded:
+            self._admission.costs.price_unfinished(call, self._clock.monotonic())
+            self._admission.outcomes.cancelled(call, CALLERS_DEADLINE)
+            attempt = call.attempts[-1]
+            attempt.ended_at, attempt.error_class = self._clock.monotonic(), ErrorClass.TIMEOUT
+            raise
+        if isinstance(held, HeldStream):
+            self._admission.outcomes.ended(call, "ok")
+        return held
+
+    async def _mended(
+        self, call: Call, target: Target, failure: UpstreamFailed, *, has_another: bool
+    ) -> FirstAnswer | None:
+        """Returns the next answer after a stream that broke off while it was held back; None: there is only the one before."""
+        try:
+            return await self._attempts.broken_off(call, target, failure)
+        except GatewayError as error:
+            if not has_another or isinstance(error, ShuttingDown):
+                raise
+            return None
+
+    def _discard(self, call: Call, check: OutputCheck, bad: _Checked) -> None:
+        """Closes the account of an attempt whose answer breaks the rule; its target is not to blame."""
+        opened, attempt = bad.opened, bad.attempt
+        check.violation = bad.verdict.bad[0].violation
+        usage = opened.usage = whole_usage(call, opened.usage, opened.body) or Usage(0, 0, estimated=True)
+        attempt.cost_usd, attempt.is_cost_reported = cost_usd(call, opened.target, usage), not usage.estimated
+        _mark(attempt, str(check.violation))
+        check.used.append((attempt, usage))
+        self._admission.outcomes.used(call, usage)
+
+    async def _retried(self, call: Call, rule: OutputRule, check: OutputCheck, first: int) -> FirstAnswer | None:
+        """Returns the answer of the same request, sent again; None: it may not be, or has none."""
+        targets = self._targets(call, rule, check, first)
+        if not targets:
+            return None
+        check.retries += 1
+        try:
+            return await self._attempts.first_answer(call, TryLater(self._clock.monotonic(), targets))
+        except ShuttingDown:
+            raise
+        except GatewayError:
+            self._admission.outcomes.cancelled(call, CANCELLED)
+            return None
+
+    def _targets(self, call: Call, rule: OutputRule, check: OutputCheck, first: int) -> list[Target]:
+        """Returns where the request may be sent again: nowhere, if time, attempts or money are spent."""
+        admission = self._admission
+        if check.retries >= rule.retry or self._clock.monotonic() >= call.deadline:
+            return []
+        budgets = admission.retries.of(call)
+        if sum([not attempt.is_refused for attempt in call.attempts]) >= budgets.attempts():
+            return []
+        plan = admission.planner.plan_now(call)
+        out = {attempt.target for attempt in call.attempts if attempt.never_again}
+        last = call.attempts[-1]
+        able = [one for one in (*plan.own, *plan.others) if one.name not in out]
+        targets = [one for one in able if budgets.denies(one, last) is None]
+        denied = "budget" if able and not targets else budgets.denies_money()
+        if denied is not None:
+            call.denied = denied
+            self._meter.retry_denied(denied)
+            return []
+        usd = admission.costs.usd(call, targets[0]) if targets else None
+        return targets if allows_retry(rule, check.retries, spent_usd(call.attempts, first), usd) else []
+
+    async def _repaired(
+        self, call: Call, rule: OutputRule, schema: OutputSchema, check: OutputCheck, bad: _Checked, first: int
+    ) -> FirstAnswer | None:
+        """Returns the answer with corrected texts in place of those that break the rule; None: there are none."""
+        if rule.repair_with is None:
+            return None
+        opened = bad.opened
+        if len(opened.body) > MOST_BODY:
+            return None  # to write it again would hold everybody up
+        whole = as_whole(call.endpoint.name, opened.body, call.usage_event) if bad.is_stream else opened.body
+        answer = None if whole is None else json_object(whole)
+        if answer is None:
+            return None
+        texts: dict[int, str] = {}
+        last = None
+        for one, violation in bad.verdict.bad:
+            repair = await self._repairs.ask(call, rule, schema, violation, one.text, first)
+            if last is not None:
+                check.used.append((last.attempt, last.usage))
+            last = repair
+            if repair is None:
+                return None
+            verdict = await self._judge.verdict(
+                schema, [OutputText(0, repair.text)], _check_s(call, self._clock), call.tenant
+            )
+            if verdict.result is not OutputResult.VALID:
+                _mark(repair.attempt, str(verdict.bad[0].violation) if verdict.bad else "a text that cannot be checked")
+                check.used.append((repair.attempt, repair.usage))
+                return None
+            texts[one.place] = repair.text
+        assert last is not None  # noqa: S101  # there was a text to repair
+        body = _with_texts(call, answer, texts, check, bad, last.usage)
+        if bad.is_stream:
+            frames = as_stream(call.endpoint.name, body, include_usage=wants_usage(call))
+            if frames is None:
+                check.used.append((last.attempt, last.usage))
+                return None
+            body, call.usage_event = frames, b""
+        return replace(opened, target=last.target, body=body, usage=last.usage)
+
+    def _conclude(self, call: Call, check: OutputCheck, result: OutputResult) -> None:
+        check.result = result
+        self._meter.output_checked(call.model.name, result)
+
+    # --- streams that are relayed ---
+
+    async def watched(
+        self, call: Call, check: OutputCheck, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yields the chunks of a stream, and reads what they say."""
+        texts = check.texts = StreamedTexts(call.endpoint.name)
+        try:
+            async for chunk in chunks:
+                texts.feed(chunk)
+                is_over = check.schema is not None and check.result is None and is_last_word(chunk)
+                if is_over and call.endpoint.name == "responses":  # whoever keeps it does so before its end is told
+                    await self._judge_end(call, check, texts)
+                yield chunk
+                if is_over:
+                    await self._judge_end(call, check, texts)
+        finally:
+            await chunks.aclose()
+
+    async def _judge_end(self, call: Call, check: OutputCheck, texts: StreamedTexts) -> None:
+        if check.schema is not None and check.result is None:
+            verdict = await self._judge.verdict(check.schema, texts.texts(), LONGEST_CHECK_S, call.tenant)
+            self._note(call, check, verdict)
+
+    def ended(self, call: Call, check: OutputCheck, outcome: str) -> None:
+        """Counts a stream that has ended, unless it has broken off."""
+        if check.result is not None or check.schema is None or outcome != "ok":
+            return
+        verdict = None if check.texts is None else self._judge.verdict_at_once(check.schema, check.texts.texts())
+        self._note(call, check, verdict or OutputVerdict(OutputResult.SKIPPED))
+
+    def _note(self, call: Call, check: OutputCheck, verdict: OutputVerdict) -> None:
+        if verdict.bad:
+            check.violation = verdict.bad[0].violation
+        is_late = verdict.result is OutputResult.VALID and check.retries
+        self._conclude(call, check, OutputResult.RETRIED if is_late else verdict.result)
+
+
+def _check_s(call: Call, clock: Clock) -> float:
+    """Returns for how many seconds the client may wait for the check of an answer that is here."""
+    return max(0.1, min(LONGEST_CHECK_S, call.deadline - clock.monotonic()))
+
+
+def _is_read(call: Call, rule: OutputRule, opened: FirstAnswer) -> bool:
+    """Returns whether the client gets nothing of an answer before it has been checked."""
+    if opened.relay is None:
+        return True
+    return call.stream and rule.stream == "buffer" and isinstance(opened.relay, SseRelay)
+
+
+def _mark(attempt: Attempt, why: str) -> None:
+    """Records an attempt as one whose answer breaks the rule, whatever its status was."""
+    attempt.status, attempt.error_class, attempt.phase, attempt.detail = None, OUTPUT_INVALID, Phase.ANSWERED, why
+
+
+def tell_result(reply: Reply, check: OutputCheck) -> None:
+    """Adds `x-gateway-output` to a whole answer, whoever it is given to."""
+    if check.result is not None and reply.status < 300:
+        header = (b"x-gateway-output", check.result.encode())
+        reply.headers.append(header)
+        reply.shared.append(header)
+
+
+def _texts(call: Call, body: bytes) -> list[OutputText] | None:
+    """Returns the texts of a whole answer; None: it is too long to be read in one piece."""
+    answer = json_object(body) if len(body) <= MOST_BODY else None
+    return None if answer is None else texts_of(call.endpoint.name, answer)
+
+
+def _with_texts(
+    call: Call, answer: dict[str, Any], texts: dict[int, str], check: OutputCheck, bad: _Checked, last: Usage
+) -> bytes:
+    """Returns an answer's body with other texts, and the usage of all that it took to get them."""
+    others = [usage for attempt, usage in check.used if attempt is not bad.attempt] + [last]
+    more = sum([one.input for one in others]), sum([one.output for one in others])
+    return orjson.dumps(
+        with_texts(call.endpoint.name, answer, texts, added_usage(call.endpoint.name, answer.get("usage"), *more))
+    )
+
+
+def _restored(call: Call, check: OutputCheck, bad: _Checked) -> FirstAnswer:
+    """Returns an answer that was discarded, for there is no better one: its attempt is the deciding one again."""
+    at = next(number for number, one in enumerate(call.attempts) if one is bad.attempt)
+    call.attempts.append(call.attempts.pop(at))
+    check.used = [part for part in check.used if part[0] is not bad.attempt]
+    return bad.opened

@@ -1,1 +1,0 @@
-"""The check of answers around the attempts of a call."""

@@ -1,1 +1,0 @@
-"""Which objects a request names, and which of them an answer creates."""

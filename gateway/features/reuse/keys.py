@@ -1,0 +1,263 @@
+"""The keys under which a call's answer is stored and shared: full SHA-256 digests over length-prefixed parts.
+
+A key holds all that decides about an answer: who asks (tenant, and the caller's own credential where that is passed on), the
+endpoint, the model, the version of the policy, the headers that change meanings, and the body in canonical form. Invariant:
+requests of two owners never have a key in common, whatever they contain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from math import inf
+from operator import itemgetter
+from typing import Any
+
+import orjson
+
+from gateway.core.openai.bodies import MultipartError, boundary_of
+from gateway.core.openai.json_edit import outside_strings
+from gateway.core.snapshot import Request
+from gateway.features.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
+
+# The `Cache-Control` of requests and answers: what a request may be answered with, and for how long an answer is fresh.
+#
+# It must not know which answers are stored, nor where. Invariants: an unreadable directive is taken as strictly as it could
+# be meant, an unknown one is ignored; `no-store` forbids storing the answer, not giving a stored one. Sources: RFC 9111,
+# 5.2.1 (requests), 4.2 and 5.2.2 (answers).
+
+
+_MOST_S = 2_147_483_648.0
+"""The value that a number too great to be meant is taken for (RFC 9111, 1.2.2)."""
+_MOST_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """The cache directives of a request. Ages are seconds; None: no bound."""
+
+    no_store: bool = False
+    """The answer must not be stored."""
+    no_cache: bool = False
+    """No stored answer may be given."""
+    only_if_cached: bool = False
+    """True if only a stored answer may be given (`only-if-cached`)."""
+    max_age_s: float | None = None
+    min_fresh_s: float = 0.0
+    """The answer has to stay fresh for at least this long, in seconds."""
+    max_stale_s: float | None = None
+    """The answer may have been stale for at most this long, in seconds; None: it may not be stale."""
+
+
+ANYTHING = Directives()
+
+
+def read_directives(value: bytes | None) -> Directives:
+    """Returns the directives of a `Cache-Control`, its lines joined by commas; of a repeated directive the stricter holds."""
+    if not value:
+        return ANYTHING
+    directives = _by_name(value)
+    return Directives(
+        no_store=b"no-store" in directives,
+        no_cache=b"no-cache" in directives,
+        only_if_cached=b"only-if-cached" in directives,
+        max_age_s=min(_seconds(directives, b"max-age", unread=0.0), default=None),
+        min_fresh_s=max(_seconds(directives, b"min-fresh", unread=inf), default=0.0),
+        max_stale_s=min(_seconds(directives, b"max-stale", unread=0.0, bare=inf), default=None),
+    )
+
+
+def serves(directives: Directives, age_s: float, fresh_for_s: float) -> bool:
+    """Returns whether an answer of this age may be given as it is; a negative `fresh_for_s` tells how long it has been stale.
+
+    A bound on the age holds for stale ones too.
+    """
+    if directives.no_cache or (directives.max_age_s is not None and age_s > directives.max_age_s):
+        return False
+    if directives.min_fresh_s and fresh_for_s < directives.min_fresh_s:
+        return False
+    return fresh_for_s > 0 or (directives.max_stale_s is not None and -fresh_for_s <= directives.max_stale_s)
+
+
+def age_headers(age_s: float, fresh_s: float) -> list[tuple[bytes, bytes]]:
+    """Returns `age` and `cache-control` of an answer that stays fresh for `fresh_s`; a stale one is to be asked for anew.
+
+    Caches count `max-age` from when the answer was made, and take `age` off it.
+    """
+    age = max(0, int(age_s))
+    left = int(fresh_s)
+    control = b"private, max-age=%d" % (age + left) if left > 0 else b"private, no-cache"
+    return [(b"age", b"%d" % age), (b"cache-control", control)]
+
+
+def _by_name(value: bytes) -> dict[bytes, list[bytes | None]]:
+    """Returns the arguments of each directive, without quotes; None for one that has none."""
+    values: dict[bytes, list[bytes | None]] = {}
+    quotes = value.count(b'"')
+    for part in _split_quoted(value) if quotes and quotes % 2 == 0 else value.split(b","):
+        name, equals, argument = part.partition(b"=")
+        values.setdefault(name.strip().lower(), []).append(argument.strip(b' \t"') if equals else None)
+    return values
+
+
+def _split_quoted(value: bytes) -> list[bytes]:
+    """Splits at commas, but not in a quoted string (RFC 9110, 5.6.4)."""
+    parts = [b""]
+    for number, piece in enumerate(value.split(b'"')):
+        first, *others = [piece] if number % 2 else piece.split(b",")
+        parts[-1] += first
+        parts += others
+    return parts
+
+
+def _seconds(
+    directives: dict[bytes, list[bytes | None]], name: bytes, *, unread: float, bare: float | None = None
+) -> list[float]:
+    """Returns the numbers that this directive was given; `unread` stands for what is none, `bare` for a missing one."""
+    without = unread if bare is None else bare
+    return [without if argument is None else _number(argument, unread) for argument in directives.get(name, ())]
+
+
+def _number(argument: bytes, unread: float) -> float:
+    if not argument.isdigit():
+        return unread
+    return min(_MOST_S, float(argument)) if len(argument) <= _MOST_DIGITS else _MOST_S
+
+
+TELLING = (b"openai-", b"anthropic-")
+"""The prefixes of headers that change the question: betas, versions, accounts."""
+ACCOUNTS = frozenset((b"openai-organization", b"openai-project", b"anthropic-workspace-id"))
+"""The headers among them that name a credential's account; they go upstream only with the caller's own credential."""
+
+_WHITE = b" \t\r\n"
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG_NUMBER = b"0" * 19
+"""Matches whole numbers from 2**63 on, about which parsers disagree: some round them."""
+_BY_NAME = itemgetter(0)
+LARGE_BYTES = 131_072
+"""The bytes above which writing a body in canonical form would block the event loop for milliseconds."""
+
+
+def digest(*parts: bytes) -> bytes:
+    """Returns 32 bytes that no other parts give: each goes in behind its length."""
+    return sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts])).digest()
+
+
+def canonical(request: Request, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
+    """Returns the body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
+
+    A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again, or
+    large: programs write it the same way again. For one that is not parsed its digest stands.
+    """
+    if len(request.body) > LARGE_BYTES:
+        return request.body if request.large is None else request.large.digest or request.body
+    return _sorted(parsed, left_out) if reads_one_way(request.body, parsed) else request.body
+
+
+def reads_one_way(body: bytes, parsed: dict[str, Any]) -> bool:
+    """Returns whether every parser reads the same in the body: no key twice in an object, no number beyond its precision.
+
+    Who sends such a body may get another answer from a provider than the one who sends what we have read in it.
+    """
+    try:
+        written = orjson.dumps(parsed)
+    except TypeError:
+        return False  # too deep
+    if written == body or written.translate(None, _WHITE) == body.translate(None, _WHITE):
+        return True  # then each key and number of the body stands in it, too
+    bare = outside_strings(body)
+    return bare.count(b":") == outside_strings(written).count(b":") and _LONG_NUMBER not in bare.translate(_DIGITS)
+
+
+def _sorted(parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
+    kept = parsed
+    if not parsed.keys().isdisjoint(left_out):
+        kept = {name: value for name, value in parsed.items() if name not in left_out}
+    return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
+
+
+def owner_of(request: Request) -> bytes:
+    """Returns the answer's owner: the tenant, or for a caller's own credential that caller, in one account."""
+    if request.credential is None:
+        return digest(request.tenant.encode())
+    accounts = [header for header in _telling(request) if header[0] in ACCOUNTS]
+    return digest(request.tenant.encode(), request.credential, *_flat(accounts))
+
+
+def exact_key(request: Request, parsed: dict[str, Any], caching: Caching) -> bytes:
+    """Returns a key, equal for two calls whose answers may stand for each other, also converted between stream and whole."""
+    left_out = NOT_OF_THE_QUESTION if request.endpoint.name in CONVERTIBLE else frozenset()
+    if caching.exact.ignore:
+        left_out |= caching.exact.ignore
+    return partition_key(request, caching, canonical(request, parsed, left_out))
+
+
+def partition_key(request: Request, caching: Caching, rest: bytes) -> bytes:
+    """Returns the exact key for a request without its last question."""
+    credential = b"" if request.credential is None else sha256(request.credential).digest()
+    place: tuple[str, ...] = request.path, request.model.name, request.model_name, caching.version
+    if request.model.on_loss == "refuse":  # others' answers may be to less than what was asked
+        place = *place, "lossless"
+    headers = _telling(request)
+    telling = tuple(_flat(headers)) if headers else ()
+    return sha256(_whose(request.tenant, credential, request.query, place, telling) + rest).digest()
+
+
+@lru_cache(maxsize=1024)
+def _whose(tenant: str, credential: bytes, query: bytes, place: tuple[str, ...], telling: tuple[bytes, ...]) -> bytes:
+    """Returns all of a key but the body, in 32 bytes: it is the same for most calls. The credential is a digest already."""
+    return digest(tenant.encode(), credential, query, *(part.encode() for part in place), *telling)
+
+
+def flight_key(request: Request, parsed: dict[str, Any], exact: bytes) -> bytes:
+    """Returns a key, equal for two calls whose answers are the same byte for byte."""
+    if not request.stream:
+        return exact
+    try:
+        options = _sorted({"options": parsed.get("stream_options")})
+    except TypeError:
+        options = canonical(request, {})
+    return digest(exact, b"stream", options)
+
+
+def record_key(request: Request, idempotency_key: bytes) -> bytes:
+    """Returns the id of the record for this owner's `Idempotency-Key`: its digest, and 8 bytes that name the tenant."""
+    return digest(b"record", owner_of(request), idempotency_key) + digest(b"tenant", request.tenant.encode())[:8]
+
+
+def fingerprint(request: Request) -> bytes:
+    """Returns the digest of all that a repetition of an `Idempotency-Key` must repeat: the path and the whole body.
+
+    And that nothing may be lost of it: who says so gets no answer to less.
+    The boundary of a multipart body does not count: clients draw it anew each time they send.
+    """
+    body = canonical(request, request.parsed) if request.parsed is not None else _multipart(request)
+    edits = [repr(target.edits).encode() for target in request.model.plan if target.edits is not None]
+    if request.model.on_loss == "refuse":
+        edits.append(b"lossless")
+    return digest(
+        *edits, request.method.encode(), request.path.encode(), request.query, *_flat(_telling(request)), body
+    )
+
+
+def _telling(request: Request) -> list[tuple[bytes, bytes]]:
+    """Returns the headers that change the question, by name; those of one name keep their order, which may matter."""
+    headers = [header for header in request.headers if header[0].startswith(TELLING)]
+    return sorted(headers, key=_BY_NAME) if headers else headers
+
+
+def _flat(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+    return [part for header in headers for part in header]
+
+
+def _multipart(request: Request) -> bytes:
+    """Returns the digest of a multipart body's parts, in a form that no other body has."""
+    if request.large is not None and request.large.digest:
+        return request.large.digest
+    try:
+        boundary = boundary_of(dict(request.headers).get(b"content-type", b""))
+    except MultipartError:
+        return request.body
+    return digest(*(b"\r\n" + request.body).split(b"\r\n--" + boundary))

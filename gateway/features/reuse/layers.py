@@ -1,0 +1,594 @@
+"""The layers that may answer a call in place of a provider, from top to bottom in the order in which they are asked.
+
+    record    the answer that the call's `Idempotency-Key` has already got; else the call claims the key
+    exact     a stored answer to an equal request; one past its time is set aside, in case the provider fails
+    semantic  a stored answer to a question that means the same
+
+And, in `keep`, what each layer stores of a new answer. It must not know how calls share an answer that is in the making.
+Invariants: nothing incomplete is stored; a store in trouble makes calls dearer, and never fails one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gateway.core.call import CacheOutcome, Call, Reply
+from gateway.core.clock import Clock, Timer
+from gateway.core.errors import KeyInUse, KeyReused
+from gateway.core.ledger import answer_headers
+from gateway.core.openai.sse import split_events
+from gateway.core.ports import Claim, Later, Store
+from gateway.core.types import ErrorClass, Kept
+from gateway.dialects.conversion import as_stream, as_whole, ends_well, with_usage, without_usage
+from gateway.features.output.rules import OutputResult
+from gateway.features.reuse.keys import (
+    ANYTHING,
+    LARGE_BYTES,
+    Directives,
+    age_headers,
+    digest,
+    exact_key,
+    fingerprint,
+    flight_key,
+    partition_key,
+    read_directives,
+    reads_one_way,
+    record_key,
+    serves,
+)
+from gateway.features.reuse.rules import CONVERTIBLE, Caching, applies, is_deterministic
+from gateway.features.reuse.single_flight import SharedAnswer
+from gateway.features.semantic.question import SemanticQuery, last_question
+
+if TYPE_CHECKING:
+    from gateway.features.semantic.lookup import Semantic
+
+# Decides what of a call may be stored or shared, and under which keys.
+#
+# This is decided once, when the call comes in, from the policy, the headers and the body. Most calls have nothing to reuse, and
+# that is found out in a microsecond. It must not know which answers are stored.
+
+
+@dataclass(slots=True)
+class ReusePlan:
+    """The parts of a call that may be stored or shared, each with its key; an empty key: that layer is not used."""
+
+    caching: Caching
+    directives: Directives
+    record: bytes = b""
+    fingerprint: bytes = b""
+    exact: bytes = b""
+    """The key of an exact answer; it also names the call where only answers in the making are shared."""
+    flight: bytes = b""
+    is_kept: bool = False
+    """The answer may be given to equal requests later."""
+    found: Later[Kept | None] | None = None
+    """The store's answer for the exact key, once it has been asked."""
+    semantic: SemanticQuery | None = None
+    """The question, if answers to questions that mean the same may be given."""
+    fence: int = 0
+    """The token of the claimed record; 0: none is claimed."""
+    concurrent_leader: SharedAnswer | None = None
+    """The equal call's answer in the making when the call came in; it may be complete when the stores have answered."""
+
+    @property
+    def waits(self) -> bool:
+        """Returns whether a layer may still give an old answer, or none, which equal calls need not accept."""
+        is_open = bool(self.record) and (not self.fence or self.is_kept)
+        return is_open or self.found is not None or self.semantic is not None or self.directives.only_if_cached
+
+
+def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
+    """Returns what may be stored or shared of the call; None: nothing. `recognises`: there is a semantic cache."""
+    parsed, caching = call.parsed, call.model.caching
+    if call.endpoint.request == "any":
+        return None
+    asks_for_nothing = call.idempotency_key is None and call.cache_control is None
+    if asks_for_nothing and caching.exact.requests == "off" and not (recognises and caching.semantic is not None):
+        # Only single flight is left, which the policy may exclude for this call, too.
+        if parsed is None or caching.coalesce == "off":
+            return None
+        if caching.coalesce == "deterministic" and not is_deterministic(call.endpoint.name, parsed):
+            return None
+    is_keyed = call.idempotency_key is not None and caching.keep_s > 0
+    is_shared = is_kept = means = False
+    if parsed is not None:
+        name = call.endpoint.name
+        is_shared = applies(caching.coalesce, name, parsed)
+        is_kept = applies(caching.exact.requests, name, parsed)
+        means = recognises and caching.semantic is not None and applies("always", name, parsed)
+    directives = ANYTHING if call.cache_control is None else read_directives(call.cache_control)
+    if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
+        return None
+    plan = ReusePlan(caching, directives, is_kept=is_kept)
+    if parsed is not None and (is_shared or is_kept or means):
+        plan.exact = exact_key(call, parsed, caching)
+        has_own_rule = call.output is not call.model.output  # the model's own is part of its version
+        if has_own_rule:
+            plan.exact = digest(plan.exact, b"" if call.output is None else call.output.digest)
+        if means and not has_own_rule:
+            plan.semantic = _meaning(call, parsed)
+        if is_shared and not plan.directives.no_cache:
+            plan.flight = flight_key(call, parsed, plan.exact)
+    if is_keyed and call.idempotency_key is not None:
+        plan.record = record_key(call, call.idempotency_key)
+        plan.fingerprint = fingerprint(call)
+    is_looked_up = is_kept or plan.semantic is not None
+    call.replay = CacheOutcome(
+        "miss" if is_keyed or is_looked_up else "bypass", key=plan.exact if is_looked_up else b""
+    )
+    return plan
+
+
+def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
+    """Returns the call's question for the semantic cache; None: it cannot be judged by its meaning."""
+    caching = call.model.caching
+    if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
+        return None
+    question = last_question(call.endpoint.name, parsed, caching.exact.ignore)
+    if question is None:
+        return None
+    embedder = call.policy.find_model(caching.semantic.embeddings)
+    space = "" if embedder is None else embedder.caching.version  # where it goes makes its vectors what they are
+    partition = digest(partition_key(call, caching, question.rest), space.encode())
+    return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)
+
+
+# Claims of idempotency records, renewed while their holder works, and the longest wait for a store.
+
+
+T = TypeVar("T")
+
+STORE_S = 2.0
+"""No call waits longer for a store, in seconds."""
+
+
+class RecordClaim:
+    """The claim of a record, renewed until `end`."""
+
+    __slots__ = ("_clock", "_plan", "_store", "_timer")
+
+    def __init__(self, clock: Clock, store: Store, plan: ReusePlan) -> None:
+        self._clock = clock
+        self._store = store
+        self._plan = plan
+        self._timer = self._set()
+
+    def end(self) -> None:
+        """Stops renewing the claim."""
+        self._timer.cancel()
+
+    def _set(self) -> Timer:
+        return self._clock.call_at(self._clock.monotonic() + self._plan.caching.lease_s / 3, self._renew)
+
+    def _renew(self) -> None:
+        fingerprint = self._plan
+        if fingerprint.fence:
+            self._store.records.renew(fingerprint.record, fingerprint.fence, fingerprint.caching.lease_s)
+            self._timer = self._set()
+
+
+async def claimed(store: Store, plan: ReusePlan) -> Claim:
+    """Returns the store's reply to a claim; if there is none in time, the call runs without a claim.
+
+    A claim that is granted too late is given back: it would lock its key until the lease ends.
+    """
+    answer = store.records.claim(plan.record, plan.fingerprint, plan.caching.lease_s)
+    if not isinstance(answer, asyncio.Future):
+        return answer
+    claim: Claim | None = None
+    try:
+        await asyncio.wait((answer,), timeout=STORE_S)
+        if answer.done():
+            claim = answer.result()
+    finally:
+        if claim is None:
+            answer.add_done_callback(lambda late: _give_back(store, plan.record, late.result()))
+    return claim or Claim("claimed")
+
+
+def _give_back(store: Store, record: bytes, claim: Claim) -> None:
+    if claim.fence:
+        store.records.release(record, claim.fence)
+
+
+async def result_or_default(answer: Later[T], otherwise: T) -> T:
+    """Returns a store's answer, or `otherwise` if there is none in time."""
+    if not isinstance(answer, asyncio.Future):
+        return answer
+    if not answer.done():
+        await asyncio.wait((answer,), timeout=STORE_S)
+        if not answer.done():
+            return otherwise
+    return answer.result()
+
+
+POLL_S, LONGEST_POLL_S = 0.05, 1.0
+"""A call whose key another process holds asks again after POLL_S, and then after half of the time that it has waited."""
+NO_BETTER_ANSWER = frozenset((408, 429, *range(500, 600)))
+"""The statuses in place of which a stale answer is given (RFC 5861, 4, and the other temporary errors of providers)."""
+CLOCK_S = 60.0
+"""An answer that seems to be stored this far in the future, in seconds, is still taken for a new one."""
+
+
+class ReuseLayers:
+    """Looks calls up in the layers, and stores their answers. One per process; holds no state of any call."""
+
+    __slots__ = ("_clock", "_forms", "_store", "semantic")
+
+    def __init__(self, clock: Clock, store: Store) -> None:
+        """`clock` is the one by which stored answers grow old."""
+        self._clock = clock
+        self._store = store
+        self._forms = Forms()
+        self.semantic: Semantic | None = None
+        """The semantic cache; None: there is none."""
+
+    def in_memory(self, call: Call, plan: ReusePlan) -> Reply | None:
+        """Returns the answer that a layer has in this process's own memory, without an await. Raises KeyReused."""
+        store = self._store
+        if plan.record and store.is_local:
+            claim = store.records.claim(plan.record, plan.fingerprint, plan.caching.lease_s)
+            if isinstance(claim, Claim):
+                reply = self._record(call, self._claimed(call, plan, claim))
+                if reply is not None:
+                    return reply
+        # A call with a record goes on in a task of its own, which looks further: it has to complete the record.
+        if not plan.is_kept or plan.record or plan.directives.no_cache:
+            return None
+        plan.found = store.answers.get(plan.exact, plan.caching.name)
+        return None if isinstance(plan.found, asyncio.Future) else self._exact(call, plan, plan.found)
+
+    async def stored(self, call: Call, plan: ReusePlan) -> Reply | None:
+        """Returns the answer of the first layer that has one, from those that have to be waited for.
+
+        Raises KeyReused, or KeyInUse for a record whose holder has no answer before the call's deadline.
+        """
+        if plan.record and not plan.fence:
+            reply = self._record(call, await self._claim(call, plan))
+            if reply is not None:
+                return reply
+        if plan.directives.no_cache:
+            return None
+        if plan.found is None and plan.record and plan.is_kept:
+            plan.found = self._store.answers.get(plan.exact, plan.caching.name)
+        if plan.found is not None:
+            reply = self._exact(call, plan, await result_or_default(plan.found, None))
+            if reply is not None:
+                return reply
+        return None if plan.semantic is None else await self._similar(call, plan, plan.semantic)
+
+    def stale_reply(self, call: Call, status: int) -> Reply | None:
+        """Returns the stale answer that was set aside for the call, if it is better than an error with this status."""
+        replay = call.replay
+        if replay is None or replay.stale is None or status not in NO_BETTER_ANSWER:
+            return None
+        return self._replayed(call, replay.stale, "exact", "stale")
+
+    # --- record ---
+
+    async def _claim(self, call: Call, plan: ReusePlan) -> Kept | None:
+        """Returns the record's answer, or None with the claim noted; waits while another process holds the record."""
+        began_at = self._clock.monotonic()
+        while True:
+            claim = await claimed(self._store, plan)
+            kept = self._claimed(call, plan, claim)
+            if kept is not None or claim.state != "running":
+                return kept
+            now = self._clock.monotonic()
+            if now >= call.deadline:
+                raise key_in_use()
+            pause_s = min(max(POLL_S, (now - began_at) / 2), LONGEST_POLL_S, claim.lease_left_s)
+            await self._clock.sleep(max(0.001, pause_s))
+
+    def _claimed(self, call: Call, plan: ReusePlan, claim: Claim) -> Kept | None:
+        """Returns the record's answer; without one, notes the claim, if it was granted. Raises KeyReused."""
+        if claim.state == "mismatch":
+            raise key_reused(call)
+        if claim.state == "claimed":
+            plan.fence = claim.fence
+            note(call, "idempotency", "miss")
+        return claim.kept
+
+    def _record(self, call: Call, kept: Kept | None) -> Reply | None:
+        return None if kept is None else self._replayed(call, kept, "idempotency", "hit")
+
+    # --- exact ---
+
+    def _exact(self, call: Call, plan: ReusePlan, kept: Kept | None) -> Reply | None:
+        """Returns the reply made of an exact answer, if it is fresh enough; a stale one is set aside on the call."""
+        plan.found = None
+        if kept is not None:
+            rule, age_s = plan.caching.exact, self._clock.wall() - kept.stored_at
+            fresh_s = min(kept.fresh_until - kept.stored_at, rule.ttl_s) - age_s
+            if age_s < -CLOCK_S:
+                pass  # it was stored by a clock that was ahead, so its age is unknown
+            elif serves(plan.directives, max(0.0, age_s), fresh_s):
+                reply = self._replayed(call, kept, "exact", "hit")
+                if reply is not None:
+                    return reply
+            elif call.replay is not None and fresh_s + rule.stale_if_error_s > 0:
+                call.replay.stale = kept
+        note(call, "exact", "miss")
+        return None
+
+    # --- semantic ---
+
+    async def _similar(self, call: Call, plan: ReusePlan, query: SemanticQuery) -> Reply | None:
+        """Returns the answer to a question that means the same."""
+        match = None if self.semantic is None else await self.semantic.find(call, query)
+        if match is not None and self.semantic is not None and call.replay is not None:
+            kept = await result_or_default(self._store.answers.get(match.key, plan.caching.name), None)
+            if kept is None:
+                self.semantic.lost(match)
+            elif self._is_young(plan, kept, query.rule.ttl_s):
+                call.replay.similarity, call.replay.key = match.similarity, match.key
+                reply = self._replayed(call, kept, "semantic", "semantic")
+                if reply is not None:
+                    return reply
+                call.replay.similarity, call.replay.key = None, plan.exact
+        note(call, "semantic", "miss")
+        return None
+
+    def _is_young(self, plan: ReusePlan, kept: Kept, ttl_s: float) -> bool:
+        age_s = self._clock.wall() - kept.stored_at
+        return age_s >= -CLOCK_S and serves(plan.directives, max(0.0, age_s), ttl_s - age_s)
+
+    # --- the reply ---
+
+    def _replayed(self, call: Call, kept: Kept, layer: str, result: str) -> Reply | None:
+        """Returns the stored answer as a reply; None if it cannot be converted to the form that the call asks for."""
+        body = self._forms.body(call, kept)
+        if body is None:  # a lower layer may have it in another form
+            return None
+        mark_served_from(call, kept, layer, result, self._clock.wall())
+        call.outcome = kept.outcome
+        shared = replay_headers(call, kept)
+        headers = [*shared, *answer_headers(call, self._clock.monotonic())]
+        pace_s = call.model.caching.exact.pace_s
+        reply = Reply(kept.status, headers, body, shared=shared)
+        if pace_s and call.stream and is_stream(shared):
+            reply.chunks, reply.body = self._paced(body, pace_s), b""
+        return reply
+
+    async def _paced(self, frames: bytes, pace_s: float) -> AsyncGenerator[bytes, None]:
+        for event in split_events(frames):
+            await self._clock.sleep(pace_s)
+            yield event
+
+    # --- storing ---
+
+    async def keep(self, call: Call, plan: ReusePlan, reply: Reply, body: bytes) -> None:
+        """Stores a complete answer in each layer that may give it again."""
+        replay = call.replay
+        if replay is not None and replay.result == "stale":
+            return
+        check = call.output_check
+        if check is not None and check.result is OutputResult.INVALID:
+            return
+        wall = self._clock.wall()
+        if plan.fence and is_terminal(call, reply.status) and len(body) <= plan.caching.max_record_bytes:
+            record = keep_answer(call, reply, body, wall)
+            record.fresh_until = record.stale_until = wall + plan.caching.keep_s
+            await result_or_default(self._store.records.complete(plan.record, plan.fence, record), False)
+            plan.fence = 0
+        is_new = replay is None or not replay.layer  # an answer that came from a layer is stored already
+        if is_new and not plan.directives.no_store and len(body) <= plan.caching.exact.max_entry_bytes:
+            self._keep_answer(call, plan, reply, body)
+
+    def _keep_answer(self, call: Call, plan: ReusePlan, reply: Reply, body: bytes) -> None:
+        """Stores an answer for equal requests, and for questions that mean the same."""
+        query = plan.semantic
+        if not (plan.is_kept or query is not None) or not is_worth_keeping(call, reply, body):
+            return
+        wall, rule = self._clock.wall(), plan.caching.exact
+        kept = keep_answer(call, reply, body, wall)
+        kept.group = plan.caching.name
+        kept.fresh_until = wall + (rule.ttl_s if plan.is_kept or query is None else query.rule.ttl_s)
+        kept.stale_until = kept.fresh_until + rule.stale_if_error_s
+        if query is not None:
+            kept.stale_until = max(kept.stale_until, wall + query.rule.ttl_s)
+        self._store.answers.put(plan.exact, kept)
+        if query is not None and self.semantic is not None:
+            self.semantic.keep(call, query, plan.exact)
+
+
+def note(call: Call, layer: str, result: str) -> None:
+    """Notes on the call what a layer had for it."""
+    if call.replay is not None:
+        call.replay.tried.append((layer, result))
+
+
+def key_reused(call: Call) -> KeyReused:
+    """Returns the error for a key that another request has used, and notes it on the call."""
+    note(call, "idempotency", "mismatch")
+    return KeyReused(
+        "This Idempotency-Key was used for another request; use a new key for each request, and the same one to repeat it.",
+        param="Idempotency-Key",
+    )
+
+
+def key_in_use() -> KeyInUse:
+    """Returns the error for a key whose request is still running."""
+    return KeyInUse(
+        "A request with this Idempotency-Key is still running; repeat it later to get its answer.",
+        param="Idempotency-Key",
+    )
+
+
+# Makes stored entries of answers, and answers of stored entries, in the form that a call asks for.
+#
+# Pure data work between a call and a store. It must not know when either happens. Invariants: only complete answers are stored,
+# an error only if it would be the same again; a body is given byte for byte as the first client got it, unless the call asks
+# for another form of it; the converted forms held in memory are bounded by bytes.
+
+SAME_AGAIN = frozenset(
+    (
+        ErrorClass.BAD_REQUEST,
+        ErrorClass.CONTENT_POLICY,
+        ErrorClass.CONTEXT_LENGTH_EXCEEDED,
+        ErrorClass.NOT_FOUND,
+        ErrorClass.PAYLOAD_TOO_LARGE,
+    )
+)
+"""The errors that depend on the request alone."""
+EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+JSON = (b"content-type", b"application/json")
+OF_THE_ANSWER = frozenset(
+    b"content-type content-encoding content-disposition openai-model openai-version x-gateway-lossy x-gateway-output "
+    b"x-should-retry".split()
+)
+IDEMPOTENT = (b"idempotent-replayed", b"true")
+MOST_BYTES = 16 * 1024 * 1024
+OVERHEAD_BYTES = 300
+SMALL_BYTES = 2048
+"""A body below this size is converted anew, because that is faster than to look it up."""
+
+Form = tuple[bytes, str, bool, bool]
+
+
+def is_success(call: Call, status: int) -> bool:
+    """Returns whether the call has a complete answer."""
+    return call.outcome == "ok" and 200 <= status < 300
+
+
+def is_terminal(call: Call, status: int) -> bool:
+    """Returns whether sending the call again would bring nothing new: a complete answer, or an error that would be the same."""
+    return is_success(call, status) or (400 <= status < 500 and call.outcome in SAME_AGAIN)
+
+
+def is_worth_keeping(call: Call, reply: Reply, body: bytes) -> bool:
+    """Returns whether other calls may get the answer: a complete one that is marked as complete itself."""
+    if call.lowered is not None:  # others did not ask for less
+        return False
+    return is_success(call, reply.status) and ends_well(call.endpoint.name, is_stream(reply.shared), body)
+
+
+def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
+    """Returns the stored form of an answer; the caller sets for how long."""
+    last = call.attempts[-1] if call.attempts else None
+    replay = call.replay or CacheOutcome()
+    return Kept(
+        status=reply.status,
+        headers=[header for header in reply.shared if header[0] in OF_THE_ANSWER],
+        body=body,
+        is_stream=is_stream(reply.shared),
+        endpoint=call.endpoint.name,
+        model=call.model_name,
+        tenant=call.tenant,
+        group="",
+        source=call.id,
+        target=last.target if last is not None else replay.target,
+        stored_at=wall,
+        fresh_until=wall,
+        stale_until=wall,
+        outcome=str(call.outcome),
+        usage=call.usage or replay.saved,
+        cost_usd=last.cost_usd if last is not None else replay.saved_usd,
+        includes_usage=wants_usage(call),
+        usage_event=call.usage_event,
+    )
+
+
+def wants_usage(call: Call) -> bool:
+    """Returns whether the client asks for usage in its stream."""
+    options = call.stream_options
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def in_form(call: Call, kept: Kept) -> bytes | None:
+    """Returns the stored body in the form that the call asks for; None: it cannot be converted."""
+    if _has_one_form(kept):
+        return kept.body
+    if not call.stream:
+        return as_whole(kept.endpoint, kept.body, kept.usage_event) if kept.is_stream else kept.body
+    wants = wants_usage(call)
+    if not kept.is_stream:
+        return as_stream(kept.endpoint, kept.body, include_usage=wants)
+    if wants == kept.includes_usage:
+        return kept.body
+    if not wants:
+        return without_usage(kept.body)
+    return with_usage(kept.body, kept.usage_event) if kept.usage_event else kept.body
+
+
+class Forms:
+    """The forms of stored answers that were converted lately: to convert a long stream takes milliseconds.
+
+    Two bodies share a form only if they are equal byte for byte; the least recently used forms go first.
+    """
+
+    __slots__ = ("_bytes", "_made", "_most")
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most = most_bytes
+        self._made: OrderedDict[Form, bytes | None] = OrderedDict()
+        self._bytes = 0
+
+    def body(self, call: Call, kept: Kept) -> bytes | None:
+        """Returns the stored body in the form that the call asks for; None: it cannot be converted."""
+        if not (call.stream or kept.is_stream):
+            return kept.body  # the usual case
+        if len(kept.body) < SMALL_BYTES or (kept.is_stream == call.stream and kept.includes_usage == wants_usage(call)):
+            return in_form(call, kept)
+        form = sha256(kept.body + kept.usage_event).digest(), kept.endpoint, call.stream, wants_usage(call)
+        if form in self._made:
+            self._made.move_to_end(form)
+            return self._made[form]
+        made = in_form(call, kept)
+        if made is not kept.body:
+            self._hold(form, made)
+        return made
+
+    def _hold(self, form: Form, made: bytes | None) -> None:
+        """Holds the form; also None, because to find out that a body cannot be converted takes as long."""
+        self._made[form] = made
+        self._bytes += _size(made)
+        while self._bytes > self._most:
+            _, gone = self._made.popitem(last=False)
+            self._bytes -= _size(gone)
+
+
+def _size(made: bytes | None) -> int:
+    return OVERHEAD_BYTES + len(made or b"")
+
+
+def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
+    """Returns those headers of a stored answer that are not about this one call."""
+    if kept.is_stream == call.stream or _has_one_form(kept):
+        headers = list(kept.headers)
+    else:
+        headers = [header for header in kept.headers if header[0] != b"content-type"]
+        headers.append(EVENT_STREAM if call.stream else JSON)
+    replay = call.replay
+    if replay is not None and replay.layer == "idempotency":
+        headers.append(IDEMPOTENT)
+    elif replay is not None and replay.age_s is not None:
+        headers += age_headers(replay.age_s, replay.fresh_s or 0.0)
+    return headers
+
+
+def mark_served_from(call: Call, kept: Kept, layer: str, result: str, wall: float) -> None:
+    """Notes on the call that it gets this stored answer."""
+    replay = call.replay = call.replay or CacheOutcome()
+    replay.layer, replay.result = layer, result
+    replay.source, replay.target = kept.source, kept.target
+    replay.age_s = max(0.0, wall - kept.stored_at)
+    replay.fresh_s = kept.fresh_until - wall
+    replay.saved, replay.saved_usd = kept.usage, kept.cost_usd
+    replay.tried.append((layer, result if result == "stale" else "hit"))
+
+
+def _has_one_form(kept: Kept) -> bool:
+    """Returns whether only calls for this very form find the answer: those with its key, or at endpoints with one form."""
+    return not kept.group or kept.endpoint not in CONVERTIBLE
+
+
+def is_stream(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Returns whether these are the headers of an event stream."""
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)

@@ -1,1 +1,0 @@
-"""The layers that may have an answer, in the order in which they are asked."""

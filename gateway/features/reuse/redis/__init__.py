@@ -1,1 +1,0 @@
-"""Stored answers in Redis, least recently used first out."""

@@ -1,1 +1,0 @@
-"""Records of idempotency keys in Redis, and in memory while Redis is gone."""

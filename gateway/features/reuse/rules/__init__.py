@@ -1,1 +1,0 @@
-"""What of an answer may be stored, and under which key."""

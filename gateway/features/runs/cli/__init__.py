@@ -1,1 +1,0 @@
-"""The commands `gateway runs`: runs and workflows listed and shown."""

@@ -1,1 +1,0 @@
-"""Runs and their steps in the jobs file."""

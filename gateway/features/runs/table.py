@@ -1,0 +1,493 @@
+"""The runs of this process: fed where calls settle, put together about once a second, bounded, in memory.
+
+    enter (a call begins) -> settled (it has ended) -> tick: put together, count what has ended, pack what is over
+
+Where something keeps runs beyond the process, what was tallied here goes there, and what comes back is what all replicas have
+added. Every change goes to one home: a run that got steps on its way is in two, and read as their sum. Invariants: a run is
+counted once under an outcome, by whoever put that into its record; what was tallied is in exactly one of a run's tallies,
+what it owes, and its base.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.ledger import CostEstimates
+from gateway.core.ports import KeptRuns
+from gateway.features.runs.cache import MOST_RUNS, LiveRun, LostRuns, NoMeter, RunCache, RunKey, RunMeter, RunRank
+from gateway.features.runs.rules import (
+    IDLE_S,
+    OTHER,
+    PER_USD,
+    RunBudgetExceeded,
+    RunBudgetReserved,
+    RunChange,
+    RunOutcome,
+    RunPart,
+    RunRecord,
+    RunsUnavailable,
+    WorkflowRules,
+    Workflows,
+    count_once,
+    merged,
+    outcome_of,
+    units,
+)
+from gateway.features.runs.step import Close, RunQuery, RunToChange, StepAbout, changed, nobody_waits
+from gateway.products.jobs.model import JobsUnavailable
+from gateway.products.jobs.store import JobStore
+
+T = TypeVar("T")
+
+AT_ONCE = 256
+"""Runs that are put together before others have their turn."""
+log = logging.getLogger("gateway.runs")
+
+
+class RunTable:
+    """The runs of one process. Every method is for the loop's thread."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        workflows: Callable[[], Workflows],
+        meter: RunMeter | None = None,
+        kept: KeptRuns | None = None,
+        most: int = MOST_RUNS,
+    ) -> None:
+        """`clock` gives the wall time of records; `workflows` are those in force; `kept` is what all replicas share."""
+        self._clock = clock
+        self._workflows = workflows
+        self._meter: RunMeter = NoMeter() if meter is None else meter
+        self._shelf = RunCache(most, LostRuns(most, self._meter, are_shared=kept is not None))
+        self._dirty: dict[RunKey, LiveRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.kept = kept
+        self.durable: DurableRuns | None = None
+        """Where runs with steps or pipelines are, where there is such a place."""
+
+    def __len__(self) -> int:
+        return len(self._shelf)
+
+    def enter(self, tenant: str, part: RunPart) -> LiveRun:
+        """Returns the run of a call that begins now."""
+        live = self._shelf.live((tenant, part.run))
+        if part.is_durable:
+            self._make_durable(live)
+        part.is_in = True
+        live.in_flight += 1
+        live.calls += 1
+        live.workflow = part.workflow or live.workflow
+        return live
+
+    def settled(self, call: Call, outcome: str, cost_usd: float | None, wasted_usd: float) -> None:
+        """Adds a call that has ended to its run."""
+        part = call.part
+        if part is None or not part.run:
+            return
+        live = self._shelf.live(key := (call.tenant, part.run))
+        if part.is_durable:  # a replayed step did not enter
+            self._make_durable(live)
+        if part.is_in:
+            part.is_in = False
+            if live.in_flight:
+                live.in_flight -= 1
+        at_ms = int(self._clock.wall() * 1000 + 0.5)
+        if not live.first_ms:
+            live.first_ms = at_ms - round((self._clock.monotonic() - call.received_at) * 1000)
+        if part.lost_tries and cost_usd:  # each may have cost as much as the one that came to an end
+            wasted_usd += part.lost_tries * cost_usd
+        live.add(call, part, outcome, at_ms, cost_usd, wasted_usd)
+        if part.outcome and (outcome == "ok" or part.outcome != RunOutcome.SUCCEEDED):
+            live.take_outcome(RunOutcome(part.outcome), at_ms)
+        if self._dirty.get(key) is not live or not live.is_watched:
+            self._touch(live, is_put=part.step is not None)
+
+    def add(self, tenant: str, run: str, change: RunChange, *, is_durable: bool = False) -> None:
+        """Adds to a run what is no call, such as a replayed step."""
+        live = self._shelf.live((tenant, run))
+        if is_durable:
+            self._make_durable(live)
+        live.owe(change)
+        if change.workflow is not None:
+            live.workflow = change.workflow.word
+        self._touch(live)
+
+    async def put(self, tenant: str, run: str) -> None:
+        """Brings what was tallied of a run to whoever keeps it beyond the process, now; what is not taken is owed."""
+        live = self._shelf.find((tenant, run))
+        if live is not None and self._home(live) is not None:
+            await self._put_together(live)
+
+    async def write_behind(self, tenant: str, run: str, write: Callable[[], Awaitable[T]]) -> T:
+        """Implements `WriteBehindSum`. A kill between the two leaves the cost, which was paid, without what it was paid for.
+
+        For the disk both wait together.
+        """
+        live = self._shelf.find((tenant, run))
+        if live is None or self._home(live) is None or not (live.has_more or live.is_on_its_way):
+            return await write()
+        written = asyncio.Event()
+
+        async def put_first() -> None:
+            try:
+                await self._put_together(live, written.set)
+            finally:
+                written.set()
+
+        async def then_write() -> T:
+            await written.wait()
+            return await write()
+
+        _, result = await asyncio.gather(put_first(), then_write())
+        return result
+
+    async def known(self, tenant: str, part: RunPart) -> LiveRun:
+        """Returns the run of a call, with what other replicas have told of it, where they can be asked."""
+        live = self._shelf.live((tenant, part.run))
+        if part.is_durable:
+            self._make_durable(live)
+        home = self._home(live)
+        if live.base is None and home is not None:
+            try:
+                found = await home.get(tenant, part.run)
+            except RunsUnavailable:
+                found = None
+            if found is not None and live.base is None:
+                live.learn(found)
+        return live
+
+    async def get(self, tenant: str, run: str) -> RunRecord | None:
+        """Returns the run as far as it is known; None: it is not known."""
+        await self.put(tenant, run)
+        found: RunRecord | None = None
+        is_all_here = self.kept is None
+        for home in (self.durable, self.kept):
+            if home is not None:
+                try:
+                    found = summed(found, await home.get(tenant, run))
+                except RunsUnavailable:
+                    is_all_here = True  # as far as it can be told
+        return found if found is not None or not is_all_here else self._shelf.record((tenant, run))
+
+    async def tell(self, tenant: str, run: str, change: RunChange) -> RunRecord | None:
+        """Adds a caller's word to a run; returns it then. None: there is no such run."""
+        found = await self.get(tenant, run)
+        if found is None:
+            return None
+        live = self._shelf.live((tenant, run))
+        live.workflow = live.workflow or found.workflow  # no more of it: `found` has what is still tallied here
+        if self.durable is not None and await self.durable.get(tenant, run) is not None:
+            self._make_durable(live)
+        live.owe(change.after(found.so_far))
+        self._touch(live)
+        await self._put_together(live)
+        return await self.get(tenant, run)
+
+    async def forget(self, tenant: str, run: str) -> bool:
+        """Forgets a run; returns whether there was one. Raises RunsUnavailable."""
+        was_there = self._shelf.forget((tenant, run))
+        self._dirty.pop((tenant, run), None)
+        for home in (self.durable, self.kept):
+            if home is not None:
+                was_there = await home.forget(tenant, run) or was_there
+        return was_there
+
+    async def steps(self, tenant: str, run: str) -> Sequence[StepAbout]:
+        """Returns the kept steps of a run. Raises RunsUnavailable."""
+        return () if self.durable is None else await self.durable.steps(tenant, run)
+
+    async def last(
+        self,
+        tenant: str | None = None,
+        most: int = MOST_RUNS,
+        below: RunRank | None = None,
+        workflow: str | None = None,
+    ) -> list[RunRecord]:
+        """Returns the runs of a tenant, or of all, that were changed last, the last first, as `last_runs` does."""
+        return await last_runs(self._shelf, self.kept, self.durable, tenant, most, below, workflow)
+
+    def outcome(self, record: RunRecord) -> RunOutcome:
+        """Returns what has become of a run by now."""
+        return self._outcome(self._shelf.find((record.tenant, record.run)), record)
+
+    async def tick(self) -> None:
+        """Puts together what was tallied, counts the runs that have ended, packs and forgets; about once a second."""
+        now = self._clock.wall()
+        dirty, self._dirty = self._dirty, {}
+        for live in self._shelf.take_due(now):
+            dirty[live.tenant, live.run] = live
+        for number, live in enumerate(dirty.values(), 1):
+            await self._put_together(live)
+            if not number % AT_ONCE:
+                await asyncio.sleep(0)
+        self._shelf.forget_old(now)
+
+    async def aclose(self) -> None:
+        """Puts together what is left."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tick()
+
+    def _make_durable(self, live: LiveRun) -> None:
+        if live.is_durable or self.durable is None:
+            return
+        if live.base is not None and self.kept is None:
+            live.owe(live.base.so_far)  # it was nowhere else
+        live.base, live.is_durable = None, True
+
+    def _touch(self, live: LiveRun, *, is_put: bool = False) -> None:
+        """Has the run put together; at once, if it is new and no `put` of its step does so (`is_put`)."""
+        key = live.tenant, live.run
+        self._shelf.used(key, live)
+        self._dirty[key] = live
+        if not live.is_watched:
+            self._shelf.watch(live, self._clock.wall() + self._patience_s(live))
+            if live.base is None and not is_put and self._home(live) is not None:  # so that other replicas know of it
+                task = asyncio.get_running_loop().create_task(self._put_together(live))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _patience_s(self, live: LiveRun) -> float:
+        """Returns after how many seconds without a call it is worth looking whether the run is over."""
+        rules = self._workflows().get(live.workflow)
+        if rules is None:
+            return IDLE_S
+        return rules.idle_s if rules.deadline_s is None else min(rules.idle_s, rules.deadline_s)
+
+    def _home(self, live: LiveRun) -> KeptRuns | None:
+        return self.durable if live.is_durable else self.kept
+
+    async def _put_together(self, live: LiveRun, written: Callable[[], None] = nobody_waits) -> None:
+        """Puts what was tallied into the run's record, counts it if it has ended, and packs it if it is over."""
+        home = self._home(live)
+        if home is not None:
+            result = await self._merge(live, home, written)
+        else:
+            change = RunToChange(live.tenant, live.run, live.take_change(), partial(self._close, live))
+            result = changed(live.base, change)
+        if result is None:
+            return
+        before, after = result
+        live.learn(after)
+        self._count(before, after)
+        self._settle_down(live, after)
+
+    async def _merge(
+        self, live: LiveRun, home: KeptRuns, written: Callable[[], None]
+    ) -> tuple[RunRecord, RunRecord] | None:
+        """Brings what was tallied to whoever keeps it, one change of a run at a time; what is not taken is owed."""
+        live.merging = live.merging or asyncio.Lock()
+        async with live.merging:
+            change = live.take_change()
+            try:
+                return await home.merge(live.tenant, live.run, change, partial(self._close, live), written)
+            except RunsUnavailable as trouble:
+                if change is not None and not trouble.is_kept:
+                    live.owe(change)
+                self._dirty[live.tenant, live.run] = live
+                return None
+
+    def _close(self, live: LiveRun, record: RunRecord) -> RunRecord | None:
+        return count_once(record, self._outcome(live, record))
+
+    def _outcome(self, live: LiveRun | None, record: RunRecord) -> RunOutcome:
+        outcome = outcome_of(record, self._workflows().get(record.workflow), self._clock.wall())
+        waits = live is not None and live.in_flight and record.so_far.outcome is None
+        return RunOutcome.RUNNING if waits and outcome is not RunOutcome.SUCCEEDED else outcome
+
+    def _settle_down(self, live: LiveRun, record: RunRecord) -> None:
+        """Packs a run that is over; one that may go on is looked at again."""
+        key = live.tenant, live.run
+        if self._shelf.find(key) is not live:
+            return
+        now, due = self._clock.wall(), record.so_far.last_ms / 1000 + self._patience_s(live)
+        if due <= now and record.counted and not (live.in_flight or live.has_more):
+            self._dirty.pop(key, None)
+            self._shelf.pack(live, record, now)
+        else:
+            self._shelf.watch(live, max(due, now + 1.0))
+
+    def _count(self, before: RunRecord, after: RunRecord) -> None:
+        workflow = after.workflow if after.workflow in self._workflows() else OTHER
+        if after.counted != before.counted:
+            self._meter.run_ended(after, workflow, RunOutcome(after.counted), before.counted)
+        if after.used != before.used:
+            self._meter.run_used(workflow, is_usable=after.used == "usable", is_first=not before.used)
+
+
+RUNS_PER_PAGE = 500
+
+
+GONE = "Runs with steps cannot be read or changed now; the log of the gateway says why."
+
+
+class DurableRuns:
+    """Implements `gateway.core.ports.KeptRuns`."""
+
+    def __init__(self, store: Callable[[], Awaitable[JobStore]], reader: Callable[[], Awaitable[JobStore]]) -> None:
+        """`store` opens the store of jobs, `reader` what there is to look into; both raise JobsUnavailable."""
+        self._store = store
+        self._reader = reader
+
+    async def merge(
+        self,
+        tenant: str,
+        run: str,
+        change: RunChange | None,
+        close: Close,
+        written: Callable[[], None] = nobody_waits,
+    ) -> tuple[RunRecord, RunRecord] | None:
+        """Adds a change, and closes the run if it has ended, in one step. Raises RunsUnavailable."""
+        try:
+            (result,) = await (await self._store()).runs.change([RunToChange(tenant, run, change, close, written)])
+        except JobsUnavailable as trouble:
+            raise RunsUnavailable(GONE) from trouble
+        return result
+
+    async def get(self, tenant: str, run: str) -> RunRecord | None:
+        """Returns the run; None: there is none. Raises RunsUnavailable."""
+        try:
+            found = await (await self._reader()).runs.find(tenant, run)
+        except JobsUnavailable as trouble:
+            raise RunsUnavailable(GONE) from trouble
+        return None if found is None else found[0].record
+
+    async def forget(self, tenant: str, run: str) -> bool:
+        """Forgets the run with its steps; returns whether there was one. Raises RunsUnavailable."""
+        try:
+            return await (await self._reader()).runs.forget(tenant, run)
+        except JobsUnavailable as trouble:
+            raise RunsUnavailable(GONE) from trouble
+
+    async def last(self, tenant: str | None, most: int) -> Sequence[RunRecord]:
+        """Returns the newest runs of a tenant, or of all. Raises RunsUnavailable."""
+        found: list[RunRecord] = []
+        after: tuple[str, str] | None = None
+        try:
+            runs = (await self._reader()).runs
+            while len(found) < most:
+                page = await runs.list_runs(RunQuery(tenant, min(RUNS_PER_PAGE, most - len(found)), after))
+                found += [run.record for run in page.runs]
+                if not page.has_more:
+                    break
+                after = found[-1].tenant, found[-1].run
+        except JobsUnavailable as trouble:
+            raise RunsUnavailable(GONE) from trouble
+        return found
+
+    async def steps(self, tenant: str, run: str) -> Sequence[StepAbout]:
+        """Returns the steps of a run, in the order in which they were kept. Raises RunsUnavailable."""
+        try:
+            found = await (await self._reader()).runs.find(tenant, run)
+        except JobsUnavailable as trouble:
+            raise RunsUnavailable(GONE) from trouble
+        return () if found is None else found[1]
+
+
+async def last_runs(
+    shelf: RunCache,
+    kept: KeptRuns | None,
+    durable: KeptRuns | None,
+    tenant: str | None,
+    most: int,
+    below: RunRank | None,
+    workflow: str | None,
+) -> list[RunRecord]:
+    """Returns the runs of a tenant, or of all, that were changed last, the last first; each once.
+
+    With `below` those behind this place, with `workflow` those of one. What is read for a list: of the runs in memory those
+    that are listed; of those that `kept` and `durable` have the last MOST_RUNS, wherever the list begins.
+    """
+    found: dict[RunKey, RunRecord] = {}
+    is_all_here = kept is None
+    for home in (kept, durable):
+        if home is not None:
+            try:
+                for one in await home.last(tenant, MOST_RUNS):
+                    found[one.tenant, one.run] = summed(found.get((one.tenant, one.run)), one) or one
+            except RunsUnavailable:
+                is_all_here = True
+                log.info("runs that others keep cannot be read now: those known here are shown")
+    if is_all_here:
+        here = shelf.newest(tenant, most, below, workflow, set(found))
+        for number, one in enumerate(here, 1):
+            found[one.tenant, one.run] = one
+            if not number % AT_ONCE:
+                await asyncio.sleep(0)
+    wanted = (one for one in found.values() if workflow is None or one.workflow == workflow)
+    ranked = ((one.so_far.last_ms, one.run, one.tenant, one) for one in wanted)
+    return [one[-1] for one in heapq.nlargest(most, (rank for rank in ranked if below is None or rank[:2] < below))]
+
+
+def summed(one: RunRecord | None, other: RunRecord | None) -> RunRecord | None:
+    """Returns what two homes have of a run, together."""
+    return one or other if one is None or other is None else merged(one, other.so_far)
+
+
+# The fuse of runs: a run that has cost, or called, as much as its workflow allows makes no further calls.
+#
+# admit (reserve what the call may cost) -> … -> settled (what it has cost)
+
+COME_BACK_S = 2.0
+"""The seconds after which a run's calls in flight may have left some of its money."""
+
+
+class RunBudget:
+    """Lets calls into their runs."""
+
+    __slots__ = ("_costs", "table")
+
+    def __init__(self, table: RunTable, costs: CostEstimates) -> None:
+        self.table = table
+        self._costs = costs
+
+    def lets_in(self, call: Call, part: RunPart) -> bool:
+        """Lets a call into a run that has no fuse; returns whether it did: of all others `admit` has to be asked."""
+        if part.rules is not None and part.rules.has_fuse:
+            return False
+        self.table.enter(call.tenant, part)
+        return True
+
+    async def admit(self, call: Call, part: RunPart) -> None:
+        """Lets a call into its run. Raises RunBudgetExceeded where that has had enough.
+
+        A run is only over its money by what one call is estimated to cost, however many are made side by side: each is
+        let in only while what was spent, and what the others have reserved, is below it.
+        """
+        rules = part.rules
+        if rules is None:
+            self.table.enter(call.tenant, part)
+            return
+        _check(await self.table.known(call.tenant, part), part, rules)
+        if rules.usd_per_run is not None and rules.reserves:
+            part.reserved = units(self._costs.price(call, rules.usd_per_run).most)
+        self.table.enter(call.tenant, part).reserved += part.reserved
+
+
+def _check(live: LiveRun, part: RunPart, rules: WorkflowRules) -> None:
+    run, name = part.run, rules.name
+    if rules.max_calls_per_run is not None and live.calls >= rules.max_calls_per_run:
+        raise RunBudgetExceeded(
+            f"The run '{run}' has made {live.calls} calls, all that its workflow '{name}' allows (max_calls_per_run); "
+            "begin another run, or raise it."
+        )
+    if rules.usd_per_run is None:
+        return
+    if live.spent >= units(rules.usd_per_run):
+        raise RunBudgetExceeded(
+            f"The run '{run}' has cost ${live.spent / PER_USD:.4g} of the ${rules.usd_per_run:g} that its workflow '{name}' "
+            "allows (usd_per_run); begin another run, or raise it."
+        )
+    if live.spent + live.reserved >= units(rules.usd_per_run):
+        raise RunBudgetReserved(
+            f"What the run '{run}' may still spend of its ${rules.usd_per_run:g} (usd_per_run of '{name}') is reserved by its "
+            "calls in flight; try again when they have ended.",
+            retry_after_s=COME_BACK_S,
+        )

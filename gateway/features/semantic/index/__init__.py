@@ -1,1 +1,0 @@
-"""The vectors of stored questions, and the search for the nearest."""
