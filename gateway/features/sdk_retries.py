@@ -55,7 +55,6 @@ class Running:
                 end.set_result(ended)
 
     def is_followed(self, call: Call) -> bool:
-        """Returns whether another call waits for this one's answer."""
         return bool(self._ends) and id(call) in self._ends
 
     async def follow(self, call: Call, original: Call) -> Reply | SharedAnswer | None:

@@ -87,7 +87,6 @@ class Group:
         return self.items + len(member.input.items) <= most and self.tokens + member.tokens <= most_tokens
 
     def add(self, member: Member) -> None:
-        """Takes a call in."""
         self.members.append(member)
         self.items += len(member.input.items)
         self.tokens += member.tokens

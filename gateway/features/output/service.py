@@ -147,7 +147,11 @@ class Outputs:
                 f"The model's answer breaks the schema that was asked for: {check.violation}. Ask again, loosen the schema, or "
                 "have `output.on_invalid` of the model changed: it may retry, repair, or pass such answers."
             )
-        return _restored(call, check, bad)
+        # The answer that was discarded is given after all, for there is no better one: its attempt is the deciding one again.
+        at = next(number for number, one in enumerate(call.attempts) if one is bad.attempt)
+        call.attempts.append(call.attempts.pop(at))
+        check.used = [part for part in check.used if part[0] is not bad.attempt]
+        return bad.opened
 
     async def _read(self, call: Call, opened: FirstAnswer) -> HeldStream | OverlongStream:
         """Returns an answer that is here, a stream among them. Raises UpstreamFailed, or DeadlineExceeded for a stream."""
@@ -343,11 +347,3 @@ def _with_texts(
     return orjson.dumps(
         with_texts(call.endpoint.name, answer, texts, added_usage(call.endpoint.name, answer.get("usage"), *more))
     )
-
-
-def _restored(call: Call, check: OutputCheck, bad: _Checked) -> FirstAnswer:
-    """Returns an answer that was discarded, for there is no better one: its attempt is the deciding one again."""
-    at = next(number for number, one in enumerate(call.attempts) if one is bad.attempt)
-    call.attempts.append(call.attempts.pop(at))
-    check.used = [part for part in check.used if part[0] is not bad.attempt]
-    return bad.opened

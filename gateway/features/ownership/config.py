@@ -45,7 +45,6 @@ def object_rules(
 
 
 def object_notices(rules: ObjectRules | None, state: str) -> Iterator[str]:
-    """Yields notices about the rules."""
     if rules is None:
         return
     if rules.is_open:

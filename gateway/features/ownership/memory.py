@@ -32,17 +32,14 @@ class MemoryObjects:
 
     @property
     def entries(self) -> int:
-        """Returns the number of objects."""
         return sum(map(len, self._generations))
 
     def configure(self, bound: int) -> None:
-        """Bounds the number of objects."""
         if bound != self._bound:
             self._bound, self._has_warned = bound, False
             self._make_room()
 
     def own(self, objects: Sequence[bytes], tenant: str) -> list[str]:
-        """Makes the tenant the owner of objects that have none; returns the owner of each."""
         owners = []
         for one in objects:
             owner = self._find(one)
@@ -53,11 +50,9 @@ class MemoryObjects:
         return owners
 
     def owners(self, objects: Sequence[bytes]) -> list[str | None]:
-        """Returns the owner of each object, None for one that has none."""
         return [self._find(one) for one in objects]
 
     def disown(self, objects: Sequence[bytes]) -> bool:
-        """Removes the objects' owners; returns True."""
         for one in objects:
             for generation in self._generations:
                 generation.pop(one, None)
@@ -99,7 +94,6 @@ class MemoryObjects:
             self._generations.popleft()
 
     def _warn(self) -> None:
-        """Logs the first eviction."""
         if self._is_logged and not self._has_warned:
             self._has_warned = True
             warn_of_evictions(self._bound)

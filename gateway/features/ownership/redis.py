@@ -55,7 +55,6 @@ class RedisObjects:
         self.lost = 0
 
     def configure(self, bound: int) -> None:
-        """Bounds the number of objects."""
         self._has_warned = self._has_warned and bound == self._bound
         self._bound = bound
         self._local.configure(min(bound, LOCAL))
@@ -77,13 +76,11 @@ class RedisObjects:
         return self._background.start(self._own(objects, tenant))
 
     def owners(self, objects: Sequence[bytes]) -> Later[Sequence[str | None] | None]:
-        """Returns the owner of each object, None for one that has none; None instead of all: the store does not answer."""
         if not self._link.is_up:
             return self._known_here(objects)
         return self._background.start(self._owners(objects))
 
     def disown(self, objects: Sequence[bytes]) -> Later[bool]:
-        """Removes the objects' owners; returns whether that is certain."""
         self._local.disown(objects)
         if not self._link.is_up:
             self._owe(objects, None)

@@ -195,7 +195,6 @@ class Page:
 
     @property
     def has_more(self) -> bool:
-        """Returns whether there is another page."""
         return isinstance(self.whole, dict) and self.whole.get("has_more") is True and bool(self.items)
 
     def ids(self) -> list[str]:
@@ -216,7 +215,6 @@ def read_page(body: bytes) -> Page | None:
 
 
 def id_of(item: Any) -> str:
-    """Returns the id of an object in a list."""
     found = item.get("id") if isinstance(item, dict) else None
     return found if isinstance(found, str) else ""
 

@@ -38,7 +38,6 @@ class SqliteObjects:
         self.lost = 0
 
     def configure(self, bound: int) -> None:
-        """Bounds the number of objects."""
         self._has_warned = self._has_warned and bound == self._bound
         self._bound = bound
         self._front.configure(min(bound, FRONT))
@@ -70,7 +69,6 @@ class SqliteObjects:
         return future
 
     def owners(self, objects: Sequence[bytes]) -> Later[Sequence[str | None] | None]:
-        """Returns the owner of each object, None for one that has none; None instead of all: the disk does not answer."""
         known = self._front.owners(objects)
         if None not in known:
             return known
@@ -94,7 +92,6 @@ class SqliteObjects:
         return future
 
     def disown(self, objects: Sequence[bytes]) -> Later[bool]:
-        """Removes the objects' owners; returns whether that is certain."""
         self._front.disown(objects)
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 

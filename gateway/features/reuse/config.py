@@ -120,17 +120,13 @@ def read_caching(document: Document | None, beside: FilePath) -> CachePolicies:
     record_bytes = records["default"].max_bytes
     if document is not None:
         for name, entry in records.items():
-            _check_records(document, name, entry, record_bytes)
+            path: Path = (name, "idempotency")
+            if "max_bytes" in entry.model_fields_set and entry.max_bytes != record_bytes:
+                document.complain((*path, "max_bytes"), "concerns all calls at once: only the set `default` can say it")
+            elif entry.model_fields_set & {"max_bytes", "max_entry"} and entry.max_entry > record_bytes:
+                document.complain(path, "max_entry must not be more than max_bytes")
     sets = {name: _caching(document, name, entry, records[name], beside) for name, entry in entries.items()}
     return CachePolicies(sets, record_bytes, document)
-
-
-def _check_records(document: Document, name: str, entry: IdempotencyEntry, record_bytes: int) -> None:
-    path: Path = (name, "idempotency")
-    if "max_bytes" in entry.model_fields_set and entry.max_bytes != record_bytes:
-        document.complain((*path, "max_bytes"), "concerns all calls at once: only the set `default` can say it")
-    elif entry.model_fields_set & {"max_bytes", "max_entry"} and entry.max_entry > record_bytes:
-        document.complain(path, "max_entry must not be more than max_bytes")
 
 
 def _caching(
@@ -183,18 +179,13 @@ def check_caching(cache: CachePolicies, picked: Mapping[str, str | None]) -> Non
     """Notes problems of the picked sets; `picked` maps every entry of `models` to its set, None where it is unreadable."""
     for name, caching in cache.sets.items():
         if cache.document is not None and caching.semantic is not None and name in picked.values():
-            _check_semantic(cache.document, (name, "semantic"), caching.semantic, cache.sets, picked)
-
-
-def _check_semantic(
-    document: Document, path: Path, rule: SemanticRule, sets: Mapping[str, Caching], picked: Mapping[str, str | None]
-) -> None:
-    _check_package(document, path, "numpy", "semantic")
-    if rule.embeddings.startswith(LOCAL):
-        _check_package(document, (*path, "embeddings"), "tokenizers", "local-embeddings")
-        _check_folder(document, (*path, "embeddings"), rule.embeddings.removeprefix(LOCAL))
-    else:
-        _check_model(document, (*path, "embeddings"), rule.embeddings, sets, picked)
+            path, embeddings = (name, "semantic", "embeddings"), caching.semantic.embeddings
+            _check_package(cache.document, (name, "semantic"), "numpy", "semantic")
+            if embeddings.startswith(LOCAL):
+                _check_package(cache.document, path, "tokenizers", "local-embeddings")
+                _check_folder(cache.document, path, embeddings.removeprefix(LOCAL))
+            else:
+                _check_model(cache.document, path, embeddings, cache.sets, picked)
 
 
 def _check_package(document: Document, path: Path, package: str, extra: str) -> None:
@@ -214,7 +205,9 @@ def _check_folder(document: Document, path: Path, folder: str) -> None:
 def _check_model(
     document: Document, path: Path, model: str, sets: Mapping[str, Caching], picked: Mapping[str, str | None]
 ) -> None:
-    entry = _entry_for(model, picked)
+    # The entry of `models` that serves this name: the exact one, else the longest matching pattern.
+    fitting = [name for name in picked if name == model or fnmatchcase(model, name)]
+    entry = min(fitting, key=lambda name: (name != model, -len(name), name), default=None)
     own = sets.get((picked[entry] if entry is not None else None) or "")
     if is_pattern(model):
         document.complain(path, "is a pattern: name one model")
@@ -226,12 +219,6 @@ def _check_model(
         document.complain(
             path, f"{shown} would have a semantic cache itself: let it pick a set without one (`cache: NAME`)"
         )
-
-
-def _entry_for(model: str, names: Iterable[str]) -> str | None:
-    """Returns the entry of `models` that serves this name: the exact one, else the longest matching pattern."""
-    fitting = [name for name in names if name == model or fnmatchcase(model, name)]
-    return min(fitting, key=lambda name: (name != model, -len(name), name), default=None)
 
 
 # --- what models and the store get ---

@@ -296,7 +296,6 @@ def _row(rows: dict[str, SavingsRow], layer: str) -> SavingsRow:
 
 
 def _add(row: SavingsRow, replay: CacheOutcome) -> None:
-    """Counts an answer of the layer."""
     row.answered += 1
     saved = replay.saved
     if saved is None:

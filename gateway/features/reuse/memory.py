@@ -43,7 +43,6 @@ class EarlyEvictions:
 
     @property
     def bound(self) -> int:
-        """Returns the bound of the answers in bytes."""
         return self._bound
 
     @bound.setter
@@ -125,7 +124,6 @@ def pack(kept: Kept) -> bytes:
 
 
 def unpack(blob: bytes) -> Kept:
-    """Returns the answer that `pack` encoded."""
     values = marshal.loads(blob)  # noqa: S302 - this process wrote it, into its own memory
     if values[_USAGE] is not None:
         values[_USAGE] = Usage(*values[_USAGE])
@@ -150,7 +148,6 @@ class MemoryAnswers:
         """The LRUs of removed groups, which serve no look-up and are emptied step by step."""
 
     def get(self, key: bytes, group: str) -> Kept | None:
-        """Returns the answer unless it is past its `stale_until`."""
         lru = self._groups.get(group)
         blob = None if lru is None else lru.get(key, self._wall())
         return None if blob is None else unpack(blob)
@@ -174,7 +171,6 @@ class MemoryAnswers:
         return sum(_forget_one(lru, key, matches) for lru in self._groups.values())
 
     def configure(self, bounds: Mapping[str, int]) -> None:
-        """Bounds each group to its number of bytes."""
         for gone in self._groups.keys() - bounds.keys():
             self._given_up.append(self._groups.pop(gone))
             self._given_up[-1].bound = 0
@@ -233,7 +229,6 @@ class MemoryRecords:
         self._early = EarlyEvictions(bound)
 
     def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Claim:
-        """Takes the record if it is free or its lease has ended."""
         now = self._wall()
         lease = self._running.get(record)
         if lease is not None and lease.until > now:
@@ -249,7 +244,6 @@ class MemoryRecords:
         return Claim("claimed", fence=self._fence)
 
     def renew(self, record: bytes, fence: int, lease_s: float) -> bool:
-        """Extends the lease; returns False when another caller holds the record by now, or it is complete."""
         if (lease := self._held(record, fence)) is None:
             return False
         lease.until = self._wall() + lease_s
@@ -266,7 +260,6 @@ class MemoryRecords:
         return is_kept
 
     def release(self, record: bytes, fence: int) -> None:
-        """Gives up the claim without an answer, so that the next caller runs the request."""
         if self._held(record, fence) is not None:
             del self._running[record]
 

@@ -66,7 +66,6 @@ class Purges:
 
     @property
     def is_pending(self) -> bool:
-        """Tells whether some purges are not carried out yet."""
         return bool(self._pending)
 
     async def forget(self, selection: Selection) -> int:
@@ -82,7 +81,6 @@ class Purges:
         return 0
 
     async def catch_up(self) -> None:
-        """Carries out the pending purges."""
         try:
             while self._pending and self._link.is_up:
                 first = self._pending[0]
@@ -241,12 +239,10 @@ class RedisAnswers:
         self._local.configure(_local_of(bounds))
 
     def configure(self, bounds: Mapping[str, int]) -> None:
-        """Bounds each group to its number of bytes."""
         self._bounds = bounds
         self._local.configure(_local_of(bounds))
 
     def get(self, key: bytes, group: str) -> Later[Kept | None]:
-        """Returns the answer unless it is past its `stale_until`."""
         bound = self._bounds.get(group)
         if bound is None:
             return None
@@ -281,7 +277,6 @@ class RedisAnswers:
         self._local.forget()
 
     async def catch_up(self) -> None:
-        """Carries out the purges that the store missed."""
         await self._purges.catch_up()
 
     def sweeps(self) -> Iterator[Callable[[], Any]]:

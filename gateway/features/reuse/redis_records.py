@@ -398,7 +398,6 @@ class RedisRecords:
         return future
 
     def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
-        """Extends the lease; returns False when another caller holds the record by now, or it is complete."""
         held = self._offline.holder(record, fence)
         if held is not None:
             held.until = self._wall() + lease_s
@@ -417,7 +416,6 @@ class RedisRecords:
         return self._background.start(self._kept.complete(record, fence, held, kept))
 
     def release(self, record: bytes, fence: int) -> Later[None]:
-        """Gives up the claim without an answer, so that the next caller runs the request."""
         held = self._offline.holder(record, fence)
         self._offline.drop(record, held)
         if not self._link.is_up or (held is None and fence < FIRST_SHARED_FENCE):

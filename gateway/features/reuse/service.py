@@ -12,7 +12,6 @@ a store in trouble makes calls dearer, and never fails one.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from gateway.core.call import Call, Reply
@@ -20,7 +19,6 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, NotCached
 from gateway.core.ledger import Accounts
 from gateway.core.ports import Store
-from gateway.core.relay import StreamBroken
 from gateway.core.types import LANES
 from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, room_of
@@ -123,30 +121,23 @@ class Replays:
         """Gets the answer, from a store or the provider, up to its last byte and what is stored of it."""
         call = own.call
         lease: RecordClaim | None = None
-        try:
-            reply = await self.layers.stored(call, plan)
-            if reply is not None:
-                self._accounts.settle(call, reply.status, call.outcome)
-                await self._carry(own, plan, reply)
-                return
-            if plan.fence and not self._store.is_local:
-                lease = RecordClaim(self._clock, self._store, plan)
-            if plan.directives.only_if_cached:
-                raise NotCached("Only a cached answer was asked for (only-if-cached), and there is none.")
-            await self._carry(own, plan, await self._origin(own, plan))
-        except StreamBroken as broken:
-            own.end(broken)
-        except asyncio.CancelledError as stopped:
-            self._accounts.settle_stopped(call, stopped)
-            own.end(StreamBroken("the answer broke off"))
-        except Exception as failure:  # noqa: BLE001  # the readers get it, and log it
-            own.end(self._accounts.settle_failed(call, failure))
-        finally:
-            if lease is not None:
-                lease.end()
-            if plan.fence:
-                self._store.records.release(plan.record, plan.fence)
-            self.single_flight.forget(own)
+        with self.single_flight.leading(own):
+            try:
+                reply = await self.layers.stored(call, plan)
+                if reply is not None:
+                    self._accounts.settle(call, reply.status, call.outcome)
+                    await self._carry(own, plan, reply)
+                    return
+                if plan.fence and not self._store.is_local:
+                    lease = RecordClaim(self._clock, self._store, plan)
+                if plan.directives.only_if_cached:
+                    raise NotCached("Only a cached answer was asked for (only-if-cached), and there is none.")
+                await self._carry(own, plan, await self._origin(own, plan))
+            finally:
+                if lease is not None:
+                    lease.end()
+                if plan.fence:  # still claimed: nothing was stored under the key, so the next call with it runs
+                    self._store.records.release(plan.record, plan.fence)
 
     async def _origin(self, own: SharedAnswer, plan: ReusePlan) -> Reply:
         """Returns the answer of an equal call that is being answered, else the provider's."""

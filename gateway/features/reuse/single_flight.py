@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from copy import copy
 from itertools import product
 from typing import Any, Final
 
 from gateway.core.call import CacheOutcome, Call, Reply
-from gateway.core.clock import Clock, Timer
+from gateway.core.clock import Clock
 from gateway.core.errors import (
     BudgetExceeded,
     DeadlineExceeded,
@@ -193,7 +194,6 @@ class SharedAnswer:
 
     @property
     def has_begun(self) -> bool:
-        """Returns whether the answer has begun."""
         return self.reply is not None
 
     # --- producing ---
@@ -262,7 +262,6 @@ class SharedAnswer:
     # --- reading ---
 
     def enter(self) -> AnswerReader:
-        """Adds a reader."""
         reader = AnswerReader()
         self._readers.add(reader)
         return reader
@@ -428,7 +427,9 @@ class SingleFlight:
             call.parsed = None  # its memory is not needed as long as it waits
         reader = shared.enter()
         since = self._clock.monotonic()
-        timer = self._alarm(call, reader) if call.deadline_is_callers and not is_own else None
+        timer = None
+        if call.deadline_is_callers and not is_own:
+            timer = self._clock.call_at(call.deadline, lambda: time_is_up(reader))
         try:
             await shared.opened(reader)
         except GatewayError as error:
@@ -451,9 +452,6 @@ class SingleFlight:
             if not is_own:
                 call.queue_s += self._clock.monotonic() - since
         return self._reply(call, shared, reader)
-
-    def _alarm(self, call: Call, reader: AnswerReader) -> Timer:
-        return self._clock.call_at(call.deadline, lambda: time_is_up(reader))
 
     def _reply(self, call: Call, shared: SharedAnswer, reader: AnswerReader) -> Reply:
         made = shared.reply
@@ -498,6 +496,21 @@ class SingleFlight:
 
     # --- leading ---
 
+    @contextmanager
+    def leading(self, own: SharedAnswer) -> Iterator[None]:
+        """Within it a leader gets its answer: however that fails, its readers get the error, and its account is closed."""
+        try:
+            yield
+        except StreamBroken as broken:
+            own.end(broken)
+        except asyncio.CancelledError as stopped:
+            self._accounts.settle_stopped(own.call, stopped)
+            own.end(StreamBroken("the answer broke off"))
+        except Exception as failure:  # noqa: BLE001  # the readers get it, and log it
+            own.end(self._accounts.settle_failed(own.call, failure))
+        finally:
+            self.forget(own)
+
     async def carry(
         self, shared: SharedAnswer, reply: Reply, keep: Keep | None = None, *, is_recorded: bool = False
     ) -> None:
@@ -509,25 +522,21 @@ class SingleFlight:
             return
         shared.begin(reply)
         try:
-            await self._pump(shared, reply, keep, is_recorded=is_recorded)
+            ending = LastWord() if is_recorded else None
+            async for chunk in reply.chunks:
+                passed = chunk if ending is None else ending.feed(chunk)
+                if passed:
+                    await shared.add(passed)
+            await reply.close()
+            held = b"" if ending is None else ending.held
+            body = shared.body() if keep is not None else None
+            if keep is not None and body is not None:
+                await keep(reply, body + held)
+            if held:
+                await shared.add(held)
+            shared.end()
         finally:
             await reply.close()
-
-    async def _pump(self, shared: SharedAnswer, reply: Reply, keep: Keep | None, *, is_recorded: bool) -> None:
-        assert reply.chunks is not None  # noqa: S101  # that is why it is carried
-        ending = LastWord() if is_recorded else None
-        async for chunk in reply.chunks:
-            passed = chunk if ending is None else ending.feed(chunk)
-            if passed:
-                await shared.add(passed)
-        await reply.close()
-        held = b"" if ending is None else ending.held
-        body = shared.body() if keep is not None else None
-        if keep is not None and body is not None:
-            await keep(reply, body + held)
-        if held:
-            await shared.add(held)
-        shared.end()
 
     async def _pass_on(self, shared: SharedAnswer, reply: Reply) -> None:
         try:

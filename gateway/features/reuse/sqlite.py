@@ -60,7 +60,6 @@ class SqliteAnswers:
         self._to_mark: dict[tuple[bytes, str], int] = {}
 
     def configure(self, bounds: Mapping[str, int]) -> None:
-        """Bounds each group to its number of bytes."""
         self._bounds = bounds
 
     def get(self, key: bytes, group: str) -> Later[Kept | None]:
@@ -246,12 +245,10 @@ class SqliteRecords:
         self._unsaved_bytes = 0
 
     def configure(self, bound: int) -> None:
-        """Bounds the answers to so many bytes."""
         self._bound = bound
 
     @property
     def running(self) -> int:
-        """Returns the number of held records."""
         return len(self._held)
 
     def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
@@ -267,7 +264,6 @@ class SqliteRecords:
         return self._look_up(record, fingerprint, lease_s, now)
 
     def renew(self, record: bytes, fence: int, lease_s: float) -> bool:
-        """Extends the lease; returns False when another caller holds the record by now, or it is complete."""
         held = self._holder(record, fence)
         if held is None:
             return False
@@ -306,7 +302,6 @@ class SqliteRecords:
         return future
 
     def release(self, record: bytes, fence: int) -> None:
-        """Gives up the claim without an answer, so that the next caller runs the request."""
         if self._holder(record, fence) is not None and record not in self._busy:
             del self._held[record]
 

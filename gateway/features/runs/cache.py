@@ -1,4 +1,9 @@
-"""One run while it is used: what its calls have added since it was last put together, in plain numbers."""
+"""The runs of this process in memory: what calls add to one, then where all of them are, bounded.
+
+A run in use is an object with plain numbers, to which each call that ends adds; one that is over is packed into bytes. It must
+not know how runs end. Invariants: a run is active or packed, never both; at most `most` are there, but for those that have
+calls in flight.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +64,6 @@ class TaskTally:
         """Of the last call; empty: it was good."""
 
     def sum(self) -> TaskSum:
-        """Returns it as a part of a change."""
         return TaskSum(
             *(self.calls, self.bad_calls, self.attempts, self.bad_attempts, self.cached),
             *(self.cost, self.wasted, self.saved, self.input_tokens, self.output_tokens),
@@ -68,7 +72,7 @@ class TaskTally:
         )
 
 
-class LiveRun:
+class ActiveRun:
     """One run of one tenant. `base` is what is known of it, without what is still `owed` and tallied."""
 
     __slots__ = (
@@ -209,16 +213,12 @@ class LiveRun:
         return change
 
     def owe(self, change: RunChange) -> None:
-        """Keeps a change for later."""
         self.owed = change if self.owed is None else self.owed + change
 
     def take_outcome(self, outcome: RunOutcome, at_ms: int) -> None:
         """Takes an outcome that came with a call."""
         known = self.outcome or (None if self.base is None else self.base.so_far.outcome)
         self.outcome = newer_than(known, LastWrite(at_ms, str(outcome)))
-
-
-# Who counts what becomes of runs.
 
 
 class RunMeter(Protocol):
@@ -247,15 +247,12 @@ class NoMeter:
     def runs_lost(self, number: int) -> None: ...
 
 
-# Counts the runs that were forgotten before their time, and says so in the log, once a minute at most.
-
-
 LOG_EVERY_S = 60.0
 log = logging.getLogger("gateway.runs")
 
 
 class LostRuns:
-    """The runs of a process that were forgotten for want of room."""
+    """Counts the runs of a process that were forgotten for want of room, and logs them once a minute at most."""
 
     __slots__ = ("_are_shared", "_logged_at", "_meter", "_most", "_number")
 
@@ -288,11 +285,6 @@ class LostRuns:
         self._logged_at, self._number = now, 0
 
 
-# Where the runs of this process are, bounded: those in use as objects, those that are over packed into bytes.
-#
-# It must not know how runs end. Invariants: at most `most` runs are there, but for those that have calls in flight; a run is
-# live or packed, never both.
-
 MOST_RUNS = 20_000
 KEEP_S = 86_400.0
 
@@ -321,7 +313,7 @@ class RunCache:
         """`lost` is told how many runs went before their time, those left out that are kept where their steps are."""
         self._most = most
         self._lost = lost
-        self._live: OrderedDict[RunKey, LiveRun] = OrderedDict()
+        self._live: OrderedDict[RunKey, ActiveRun] = OrderedDict()
         self._packed: OrderedDict[RunKey, ArchivedRun] = OrderedDict()
         self._due: list[tuple[float, RunKey]] = []
         """When somebody has to look whether a run is over; once per watched run."""
@@ -329,22 +321,20 @@ class RunCache:
     def __len__(self) -> int:
         return len(self._live) + len(self._packed)
 
-    def live(self, key: RunKey) -> LiveRun:
+    def live(self, key: RunKey) -> ActiveRun:
         """Returns the run, made or unpacked where it has to be."""
         live = self._live.get(key)
         if live is None:
             packed = self._packed.pop(key, None)
-            live = self._live[key] = LiveRun(*key, None if packed is None else decode_run(packed.raw))
+            live = self._live[key] = ActiveRun(*key, None if packed is None else decode_run(packed.raw))
             live.is_durable = packed is not None and packed.is_durable
             self._make_room()
         return live
 
-    def find(self, key: RunKey) -> LiveRun | None:
-        """Returns the run, where it is live."""
+    def find(self, key: RunKey) -> ActiveRun | None:
         return self._live.get(key)
 
-    def used(self, key: RunKey, live: LiveRun) -> None:
-        """Notes that the run was used just now."""
+    def used(self, key: RunKey, live: ActiveRun) -> None:
         self._live.setdefault(key, live)
         self._live.move_to_end(key)
 
@@ -380,7 +370,7 @@ class RunCache:
             if record is not None:
                 yield record
 
-    def pack(self, live: LiveRun, record: RunRecord, now: float) -> None:
+    def pack(self, live: ActiveRun, record: RunRecord, now: float) -> None:
         """Packs a run that is over, of which this is all; `now` is wall-clock seconds."""
         key = live.tenant, live.run
         if self._live.pop(key, None) is not None:
@@ -389,7 +379,6 @@ class RunCache:
             )
 
     def forget(self, key: RunKey) -> bool:
-        """Forgets a run; returns whether there was one."""
         was_live = self._live.pop(key, None) is not None
         return self._packed.pop(key, None) is not None or was_live
 
@@ -399,13 +388,13 @@ class RunCache:
             self._packed.popitem(last=False)
         self._lost.tell(now)
 
-    def watch(self, live: LiveRun, until: float) -> None:
+    def watch(self, live: ActiveRun, until: float) -> None:
         """Has the run looked at again at that time, in wall-clock seconds, unless it is to be already."""
         if not live.is_watched:
             live.is_watched = True
             heapq.heappush(self._due, (until, (live.tenant, live.run)))
 
-    def take_due(self, now: float) -> Iterator[LiveRun]:
+    def take_due(self, now: float) -> Iterator[ActiveRun]:
         """Yields the live runs that have to be looked at by now; they are watched no longer."""
         while self._due and self._due[0][0] <= now:
             live = self._live.get(heapq.heappop(self._due)[1])

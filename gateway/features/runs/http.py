@@ -77,7 +77,6 @@ class RunRoutes:
         return json_response(list_page(shown, has_more=len(runs) > limit))
 
     async def show(self, request: Request) -> Response:
-        """Shows a run with its tasks."""
         tenant, run = self._which(request)
         found = await self._runs.get(tenant, run)
         if found is None:
@@ -256,7 +255,6 @@ class WorkflowStats:
     value_usd: float = 0.0
 
     def add(self, record: RunRecord, outcome: RunOutcome) -> None:
-        """Adds a run."""
         self.total += record.so_far.total
         self.runs[outcome] = self.runs.get(outcome, 0) + 1
         self.rescued += is_rescued(record, outcome)
@@ -274,7 +272,6 @@ class WorkflowStats:
         return good / ended if ended else None
 
     def line(self) -> str:
-        """Returns it in one line."""
         total, number = self.total, sum(self.runs.values())
         steps = (
             ("attempts", _part(total.attempts - total.bad_attempts, total.attempts)),

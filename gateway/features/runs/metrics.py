@@ -44,7 +44,11 @@ class RunCounter:
         if call.replay is not None and call.replay.saved_usd:
             metrics.workflow_saved.totals[labels[:1]] += call.replay.saved_usd
         if labels[1] == OTHER:
-            self._note_unknown(labels, part.workflow, part.task)
+            # Hashes of names are remembered, not the names: they are callers' own, and may be many.
+            name = ("", part.workflow) if labels[0] == OTHER else (part.workflow, part.task)
+            if name[1] and len(self._unknown) < MOST_UNKNOWN:
+                self._unknown.add(hash(name))
+                self._metrics.workflow_unknown.values[()] = len(self._unknown)
 
     def recovered(self, record: CallRecord) -> None:
         """Counts a call that has a good answer after an attempt of it has failed: how long that took, and was to take."""
@@ -85,10 +89,3 @@ class RunCounter:
     def runs_lost(self, number: int) -> None:
         """Counts runs that were forgotten before their time for want of room."""
         self._metrics.workflow_lost.totals[()] += number
-
-    def _note_unknown(self, labels: Labels, workflow: str, task: str) -> None:
-        """Remembers hashes of names, not the names: they are callers' own, and may be many."""
-        name = ("", workflow) if labels[0] == OTHER else (workflow, task)
-        if name[1] and len(self._unknown) < MOST_UNKNOWN:
-            self._unknown.add(hash(name))
-            self._metrics.workflow_unknown.values[()] = len(self._unknown)

@@ -52,11 +52,9 @@ class RedisRuns:
 
     @property
     def early(self) -> int:
-        """Returns how many runs, and steps of runs that stay, were removed for want of room."""
         return self._room.early
 
     async def find_step(self, tenant: str, run: str, step: str) -> StoredStep | None:
-        """Returns a step that is not past its time."""
         self._refuse_if_unfit()  # it could not be kept if it had to be paid for now
         partition, id_ = self._place(tenant, run)
         _, _, is_there, rest, body = await self._partitions.run(STEP, partition, id_, step)
@@ -73,11 +71,9 @@ class RedisRuns:
         return await self._partitions.retry_until_known(ask)
 
     async def change(self, changes: Sequence[RunToChange]) -> Sequence[RunChanged | None]:
-        """Adds to the records of runs, and closes those that have ended."""
         return await asyncio.gather(*map(self._change, changes))
 
     async def find(self, tenant: str, run: str) -> tuple[StoredRun, Sequence[StepAbout]] | None:
-        """Returns a run with its steps."""
         partition, id_ = self._place(tenant, run)
         found = await self._partitions.command(b"HGETALL", self._partitions.key(partition, f"rn:{id_}"))
         if not found:
@@ -175,7 +171,10 @@ class RedisRuns:
             raw, writes, writers = await self._partitions.command(b"HMGET", key, b"r", b"w", b"x")
             mark = self._partitions.mark(partition)
             if is_again and done and raw is not None and writer.encode() in writers:
-                await self._settle_read(partition, mark)
+                # It was written by the try whose answer was lost: wait until it is as safe as a write would be.
+                if mark is not None:
+                    await self._partitions.run(FORGET, partition, "", "0", 0, mark=mark)
+                    await self._partitions.settle([mark])
                 return done[-1]
             kept = None if raw is None else decode_run(raw)
             result = changed(kept, wanted)
@@ -191,12 +190,6 @@ class RedisRuns:
                 return done[-1]
             done.pop()
         raise JobsUnavailable("Runs cannot be changed now: too many write about one of them at once.")
-
-    async def _settle_read(self, partition: int, mark: bytes | None) -> None:
-        """Waits until what is there is as safe as a write would be."""
-        if mark is not None:
-            await self._partitions.run(FORGET, partition, "", "0", 0, mark=mark)
-            await self._partitions.settle([mark])
 
     def _place(self, tenant: str, run: str) -> tuple[int, str]:
         return self._partitions.of_tenant(tenant), f"{tenant_token(tenant)}/{run}"
@@ -248,7 +241,6 @@ class SharedRunRecords:
         close: Close,
         written: Callable[[], None] = nobody_waits,
     ) -> tuple[RunRecord, RunRecord] | None:
-        """Adds a change, and closes the run if it has ended, in one step."""
         whose, number = (tenant, run), next(self._numbers)
         doubt = self._doubts.pop(whose, None)
         try:
@@ -279,14 +271,12 @@ class SharedRunRecords:
         raise RunsUnavailable("A run is being changed by too many at once; try again.")
 
     async def get(self, tenant: str, run: str) -> RunRecord | None:
-        """Returns the run; None: there is none."""
         try:
             return _read(await self._link.command(b"GET", self._key(tenant, run)) or b"")[0]
         except StoreGone as trouble:
             raise RunsUnavailable(f"The store of runs cannot be reached: {trouble}") from None
 
     async def forget(self, tenant: str, run: str) -> bool:
-        """Forgets the run; returns whether there was one."""
         self._doubts.pop((tenant, run), None)
         try:
             await self._link.command(b"ZREM", self._list(tenant), run)
@@ -295,7 +285,6 @@ class SharedRunRecords:
             raise RunsUnavailable(f"The store of runs cannot be reached: {trouble}") from None
 
     async def last(self, tenant: str | None, most: int) -> Sequence[RunRecord]:
-        """Returns the runs of a tenant, or of all, that were changed last."""
         try:
             if tenant is not None:
                 return await self._last_of(tenant, most)

@@ -170,7 +170,6 @@ class RunChange:
 
     @property
     def total(self) -> TaskSum:
-        """Returns all tasks together."""
         return sum(self.tasks.values(), TaskSum())
 
 
@@ -301,7 +300,6 @@ def bounded(sums: dict[str, TaskSum]) -> dict[str, TaskSum]:
 
 
 def encode_run(record: RunRecord) -> bytes:
-    """Returns a record in bytes."""
     return orjson.dumps([record.tenant, record.run, record.counted, record.used, _change(record.so_far)])
 
 
@@ -419,12 +417,12 @@ class WorkflowRules:
     labels: Mapping[str, tuple[str, str]] = field(init=False, repr=False, compare=False)
     """By task: how the metrics name it."""
 
-    has_fuse: bool = field(init=False, repr=False, compare=False)
+    has_budget: bool = field(init=False, repr=False, compare=False)
     """Calls of a run may be refused for what the run has had."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", {task: (self.name, task) for task in self.tasks})
-        object.__setattr__(self, "has_fuse", self.usd_per_run is not None or self.max_calls_per_run is not None)
+        object.__setattr__(self, "has_budget", self.usd_per_run is not None or self.max_calls_per_run is not None)
 
 
 Workflows = Mapping[str, WorkflowRules]

@@ -25,16 +25,13 @@ class SqliteRuns:
 
     @property
     def early(self) -> int:
-        """Returns how many runs, and steps of runs that stay, were removed for want of room."""
         return self._room.early
 
     async def find_step(self, tenant: str, run: str, step: str) -> StoredStep | None:
-        """Returns a step that is not past its time."""
         now = self._wall()
         return await self._file.read(lambda db: sqlite_rows.find_step(db, tenant, run, step, now))
 
     async def keep_step(self, step: StoredStep, *, replaces: bool = False) -> StoredStep:
-        """Keeps a step, durably; returns the one that is kept."""
         self._room.check(step)
         now, most = self._wall(), self._room.bytes
         kept, gone = await self._file.write(lambda db: sqlite_rows.keep_step(db, step, now, most, replaces=replaces))
@@ -51,19 +48,15 @@ class SqliteRuns:
         return results
 
     async def find(self, tenant: str, run: str) -> tuple[StoredRun, Sequence[StepAbout]] | None:
-        """Returns a run with its steps."""
         return await self._file.read(lambda db: sqlite_rows.find(db, tenant, run))
 
     async def list_runs(self, query: RunQuery) -> RunPage:
-        """Returns a page of runs, the newest first."""
         return await self._file.read(lambda db: sqlite_rows.page_of(db, query))
 
     async def forget(self, tenant: str, run: str) -> bool:
-        """Forgets a run and its steps."""
         return await self._file.write(lambda db: sqlite_rows.forget(db, tenant, run))
 
     async def trim(self, before: float, most: int) -> int:
-        """Forgets runs that were last touched before `before`."""
         return await self._file.write(lambda db: _trim(db, before, most))
 
 

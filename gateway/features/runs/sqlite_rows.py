@@ -62,7 +62,6 @@ MIGRATION: Final = (
 
 
 def find_step(db: sqlite3.Connection, tenant: str, run: str, step: str, now: float) -> StoredStep | None:
-    """Returns a step that is not past its time."""
     found = db.execute("SELECT seq FROM runs WHERE tenant = ? AND run = ?", (tenant, run)).fetchone()
     row = None if found is None else db.execute(_STEP, (found[0], step, now)).fetchone()
     return None if row is None else StoredStep(decode_step(tenant, run, step, row[1]), row[2])
@@ -99,7 +98,6 @@ def change(
 
 
 def find(db: sqlite3.Connection, tenant: str, run: str) -> tuple[StoredRun, Sequence[StepAbout]] | None:
-    """Returns a run with its steps."""
     row = db.execute(f"SELECT {_COLUMNS} FROM runs WHERE tenant = ? AND run = ?", (tenant, run)).fetchone()
     if row is None:
         return None
@@ -108,7 +106,6 @@ def find(db: sqlite3.Connection, tenant: str, run: str) -> tuple[StoredRun, Sequ
 
 
 def page_of(db: sqlite3.Connection, query: RunQuery) -> RunPage:
-    """Returns a page of runs, the newest first."""
     before = 2**62
     if query.after is not None:
         place = db.execute("SELECT seq FROM runs WHERE tenant = ? AND run = ?", query.after).fetchone()
@@ -128,12 +125,10 @@ def page_of(db: sqlite3.Connection, query: RunQuery) -> RunPage:
 
 
 def forget(db: sqlite3.Connection, tenant: str, run: str) -> bool:
-    """Forgets a run and its steps."""
     return db.execute("DELETE FROM runs WHERE tenant = ? AND run = ?", (tenant, run)).rowcount > 0
 
 
 def trim(db: sqlite3.Connection, before: float, most: int) -> int:
-    """Forgets runs that were last touched before `before`."""
     old = db.execute("SELECT seq FROM runs WHERE touched < ? ORDER BY touched LIMIT ?", (before, most)).fetchall()
     db.executemany("DELETE FROM runs WHERE seq = ?", old)
     return len(old)

@@ -470,7 +470,6 @@ class RunParts:
         self._runs: dict[bytes, str] = {}
 
     def remembered(self) -> int:
-        """Returns how many names are remembered."""
         return len(self._names) + len(self._runs)
 
     def find(self, key: Key, index: Mapping[bytes, bytes], metadata: object) -> RunPart | None:

@@ -71,7 +71,7 @@ class StepCalls:
         self._answer = answer
         self._flights = SingleFlight(clock, accounts)
         self._running: set[asyncio.Task[None]] = set()
-        self.kept = KeptSteps(clock)
+        self.kept = StepStore(clock)
 
     async def serve(self, call: Call, ask: StepRequest) -> Reply:
         """Returns the step's answer; the account is settled in any case. Raises as the pipeline does."""
@@ -148,29 +148,20 @@ class StepCalls:
         call = own.call
         claim = ReusePlan(call.model.caching, ANYTHING, record=record, fingerprint=own.fingerprint)
         lease: RecordClaim | None = None
-        try:
-            kept = await self._kept_or_claimed(own, ask, claim)
-            if kept is not None and (kept.about.fingerprint == own.fingerprint or not ask.reruns):
-                own.complete_whole(self._replayed(call, ask, own.fingerprint, kept))
-                return
-            if claim.fence and not self._store.is_local:
-                lease = RecordClaim(self._clock, self._store, claim)
-            reply = await self._answer(call)
-            if reply.chunks is None:
-                await self._give_whole(own, ask, record, reply, replaces=kept is not None)
-            else:
-                await self._give_stream(own, ask, record, reply, replaces=kept is not None)
-        except StreamBroken as broken:
-            own.end(broken)
-        except asyncio.CancelledError as stopped:
-            self._accounts.settle_stopped(call, stopped)
-            own.end(StreamBroken("the answer broke off"))
-        except Exception as failure:  # noqa: BLE001  # the readers get it, and log it
-            own.end(self._accounts.settle_failed(call, failure))
-        finally:
-            if claim.fence:  # what is held must not be paid for elsewhere
-                self.kept.once_kept(record, partial(self._release, claim, lease))
-            self._flights.forget(own)
+        with self._flights.leading(own):
+            try:
+                kept = await self._kept_or_claimed(own, ask, claim)
+                if kept is not None and (kept.about.fingerprint == own.fingerprint or not ask.reruns):
+                    own.complete_whole(self._replayed(call, ask, own.fingerprint, kept))
+                    return
+                if claim.fence and not self._store.is_local:
+                    lease = RecordClaim(self._clock, self._store, claim)
+                reply = await self._answer(call)
+                give = self._give_whole if reply.chunks is None else self._give_stream
+                await give(own, ask, record, reply, replaces=kept is not None)
+            finally:
+                if claim.fence:  # what is held must not be paid for elsewhere
+                    self.kept.once_kept(record, partial(self._release, claim, lease))
 
     def _release(self, claim: ReusePlan, lease: RecordClaim | None) -> None:
         if lease is not None:
@@ -202,7 +193,16 @@ class StepCalls:
         about = kept.about
         if about.fingerprint != fingerprint:
             raise _changed(ask)
-        call.replay = _replay_of(about, self._clock.wall())
+        call.replay = CacheOutcome(
+            "hit",
+            KEPT_STEP,
+            source=about.source,
+            target=about.target,
+            age_s=max(0.0, self._clock.wall() - about.created_at),
+            saved=about.usage,
+            saved_usd=about.cost_usd,
+            tried=[(KEPT_STEP, "hit")],
+        )
         self._accounts.settle(call, about.status, about.outcome)
         shared = list(about.headers)
         headers = [*shared, *answer_headers(call, self._clock.monotonic()), REPLAYED, FREE]
@@ -245,7 +245,11 @@ class StepCalls:
             async for chunk in reply.chunks:
                 size += len(chunk)
                 if size > MOST_BYTES:
-                    await self._refuse_for_good(own, ask, record, reply, replaces=replaces)
+                    # It is too large to be kept, so it ends here, and the step is known for that from now on.
+                    await reply.close()
+                    step = stored_step(own.call, ask, own.fingerprint, reply, bytes(MOST_BYTES + 1), self._clock.wall())
+                    await self.kept.keep(step, record, replaces=replaces)
+                    raise too_large(ask)
                 if ending is not None:
                     chunk = ending.feed(chunk)
                 else:  # any chunk may be the last
@@ -262,28 +266,6 @@ class StepCalls:
             own.end()
         finally:
             await reply.close()
-
-    async def _refuse_for_good(
-        self, own: SharedAnswer, ask: StepRequest, record: bytes, reply: Reply, *, replaces: bool
-    ) -> None:
-        """Ends a stream that is too large to be kept; the step is known for that from now on. Raises StepTooLarge."""
-        await reply.close()
-        step = stored_step(own.call, ask, own.fingerprint, reply, bytes(MOST_BYTES + 1), self._clock.wall())
-        await self.kept.keep(step, record, replaces=replaces)
-        raise too_large(ask)
-
-
-def _replay_of(about: StepAbout, wall: float) -> CacheOutcome:
-    return CacheOutcome(
-        "hit",
-        KEPT_STEP,
-        source=about.source,
-        target=about.target,
-        age_s=max(0.0, wall - about.created_at),
-        saved=about.usage,
-        saved_usd=about.cost_usd,
-        tried=[(KEPT_STEP, "hit")],
-    )
 
 
 def _wake(over: asyncio.Future[None]) -> None:
@@ -311,8 +293,6 @@ def _running(ask: StepRequest) -> StepRunning:
 # It must not know how twins share a step. Invariant: an answer that was paid for is held here until it is kept, as long as the
 # process lives and there is room.
 
-# The runs in the store of jobs, as the runs of the process see them, and the steps of a run, to be shown.
-
 
 MOST_BYTES = 64 * 1024 * 1024
 """Of an answer that can be a step's."""
@@ -335,7 +315,7 @@ class HeldStep:
     """To be called once it is kept."""
 
 
-class KeptSteps:
+class StepStore:
     """Finds and keeps steps. One per process."""
 
     def __init__(self, clock: Clock) -> None:

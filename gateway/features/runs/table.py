@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.ledger import CostEstimates
 from gateway.core.ports import KeptRuns
-from gateway.features.runs.cache import MOST_RUNS, LiveRun, LostRuns, NoMeter, RunCache, RunKey, RunMeter, RunRank
+from gateway.features.runs.cache import MOST_RUNS, ActiveRun, LostRuns, NoMeter, RunCache, RunKey, RunMeter, RunRank
 from gateway.features.runs.rules import (
     IDLE_S,
     OTHER,
@@ -66,19 +67,19 @@ class RunTable:
         self._clock = clock
         self._workflows = workflows
         self._meter: RunMeter = NoMeter() if meter is None else meter
-        self._shelf = RunCache(most, LostRuns(most, self._meter, are_shared=kept is not None))
-        self._dirty: dict[RunKey, LiveRun] = {}
+        self._cache = RunCache(most, LostRuns(most, self._meter, are_shared=kept is not None))
+        self._dirty: dict[RunKey, ActiveRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.kept = kept
         self.durable: DurableRuns | None = None
         """Where runs with steps or pipelines are, where there is such a place."""
 
     def __len__(self) -> int:
-        return len(self._shelf)
+        return len(self._cache)
 
-    def enter(self, tenant: str, part: RunPart) -> LiveRun:
+    def enter(self, tenant: str, part: RunPart) -> ActiveRun:
         """Returns the run of a call that begins now."""
-        live = self._shelf.live((tenant, part.run))
+        live = self._cache.live((tenant, part.run))
         if part.is_durable:
             self._make_durable(live)
         part.is_in = True
@@ -92,7 +93,7 @@ class RunTable:
         part = call.part
         if part is None or not part.run:
             return
-        live = self._shelf.live(key := (call.tenant, part.run))
+        live = self._cache.live(key := (call.tenant, part.run))
         if part.is_durable:  # a replayed step did not enter
             self._make_durable(live)
         if part.is_in:
@@ -112,7 +113,7 @@ class RunTable:
 
     def add(self, tenant: str, run: str, change: RunChange, *, is_durable: bool = False) -> None:
         """Adds to a run what is no call, such as a replayed step."""
-        live = self._shelf.live((tenant, run))
+        live = self._cache.live((tenant, run))
         if is_durable:
             self._make_durable(live)
         live.owe(change)
@@ -122,7 +123,7 @@ class RunTable:
 
     async def put(self, tenant: str, run: str) -> None:
         """Brings what was tallied of a run to whoever keeps it beyond the process, now; what is not taken is owed."""
-        live = self._shelf.find((tenant, run))
+        live = self._cache.find((tenant, run))
         if live is not None and self._home(live) is not None:
             await self._put_together(live)
 
@@ -131,7 +132,7 @@ class RunTable:
 
         For the disk both wait together.
         """
-        live = self._shelf.find((tenant, run))
+        live = self._cache.find((tenant, run))
         if live is None or self._home(live) is None or not (live.has_more or live.is_on_its_way):
             return await write()
         written = asyncio.Event()
@@ -149,9 +150,9 @@ class RunTable:
         _, result = await asyncio.gather(put_first(), then_write())
         return result
 
-    async def known(self, tenant: str, part: RunPart) -> LiveRun:
+    async def known(self, tenant: str, part: RunPart) -> ActiveRun:
         """Returns the run of a call, with what other replicas have told of it, where they can be asked."""
-        live = self._shelf.live((tenant, part.run))
+        live = self._cache.live((tenant, part.run))
         if part.is_durable:
             self._make_durable(live)
         home = self._home(live)
@@ -175,14 +176,14 @@ class RunTable:
                     found = summed(found, await home.get(tenant, run))
                 except RunsUnavailable:
                     is_all_here = True  # as far as it can be told
-        return found if found is not None or not is_all_here else self._shelf.record((tenant, run))
+        return found if found is not None or not is_all_here else self._cache.record((tenant, run))
 
     async def tell(self, tenant: str, run: str, change: RunChange) -> RunRecord | None:
         """Adds a caller's word to a run; returns it then. None: there is no such run."""
         found = await self.get(tenant, run)
         if found is None:
             return None
-        live = self._shelf.live((tenant, run))
+        live = self._cache.live((tenant, run))
         live.workflow = live.workflow or found.workflow  # no more of it: `found` has what is still tallied here
         if self.durable is not None and await self.durable.get(tenant, run) is not None:
             self._make_durable(live)
@@ -193,7 +194,7 @@ class RunTable:
 
     async def forget(self, tenant: str, run: str) -> bool:
         """Forgets a run; returns whether there was one. Raises RunsUnavailable."""
-        was_there = self._shelf.forget((tenant, run))
+        was_there = self._cache.forget((tenant, run))
         self._dirty.pop((tenant, run), None)
         for home in (self.durable, self.kept):
             if home is not None:
@@ -212,59 +213,59 @@ class RunTable:
         workflow: str | None = None,
     ) -> list[RunRecord]:
         """Returns the runs of a tenant, or of all, that were changed last, the last first, as `last_runs` does."""
-        return await last_runs(self._shelf, self.kept, self.durable, tenant, most, below, workflow)
+        return await last_runs(self._cache, self.kept, self.durable, tenant, most, below, workflow)
 
     def outcome(self, record: RunRecord) -> RunOutcome:
         """Returns what has become of a run by now."""
-        return self._outcome(self._shelf.find((record.tenant, record.run)), record)
+        return self._outcome(self._cache.find((record.tenant, record.run)), record)
 
     async def tick(self) -> None:
         """Puts together what was tallied, counts the runs that have ended, packs and forgets; about once a second."""
         now = self._clock.wall()
         dirty, self._dirty = self._dirty, {}
-        for live in self._shelf.take_due(now):
+        for live in self._cache.take_due(now):
             dirty[live.tenant, live.run] = live
         for number, live in enumerate(dirty.values(), 1):
             await self._put_together(live)
             if not number % AT_ONCE:
                 await asyncio.sleep(0)
-        self._shelf.forget_old(now)
+        self._cache.forget_old(now)
 
     async def aclose(self) -> None:
         """Puts together what is left."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.tick()
 
-    def _make_durable(self, live: LiveRun) -> None:
+    def _make_durable(self, live: ActiveRun) -> None:
         if live.is_durable or self.durable is None:
             return
         if live.base is not None and self.kept is None:
             live.owe(live.base.so_far)  # it was nowhere else
         live.base, live.is_durable = None, True
 
-    def _touch(self, live: LiveRun, *, is_put: bool = False) -> None:
+    def _touch(self, live: ActiveRun, *, is_put: bool = False) -> None:
         """Has the run put together; at once, if it is new and no `put` of its step does so (`is_put`)."""
         key = live.tenant, live.run
-        self._shelf.used(key, live)
+        self._cache.used(key, live)
         self._dirty[key] = live
         if not live.is_watched:
-            self._shelf.watch(live, self._clock.wall() + self._patience_s(live))
+            self._cache.watch(live, self._clock.wall() + self._patience_s(live))
             if live.base is None and not is_put and self._home(live) is not None:  # so that other replicas know of it
                 task = asyncio.get_running_loop().create_task(self._put_together(live))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    def _patience_s(self, live: LiveRun) -> float:
+    def _patience_s(self, live: ActiveRun) -> float:
         """Returns after how many seconds without a call it is worth looking whether the run is over."""
         rules = self._workflows().get(live.workflow)
         if rules is None:
             return IDLE_S
         return rules.idle_s if rules.deadline_s is None else min(rules.idle_s, rules.deadline_s)
 
-    def _home(self, live: LiveRun) -> KeptRuns | None:
+    def _home(self, live: ActiveRun) -> KeptRuns | None:
         return self.durable if live.is_durable else self.kept
 
-    async def _put_together(self, live: LiveRun, written: Callable[[], None] = nobody_waits) -> None:
+    async def _put_together(self, live: ActiveRun, written: Callable[[], None] = nobody_waits) -> None:
         """Puts what was tallied into the run's record, counts it if it has ended, and packs it if it is over."""
         home = self._home(live)
         if home is not None:
@@ -277,10 +278,19 @@ class RunTable:
         before, after = result
         live.learn(after)
         self._count(before, after)
-        self._settle_down(live, after)
+        # A run that is over is packed; one that may go on is looked at again.
+        key = live.tenant, live.run
+        if self._cache.find(key) is not live:
+            return
+        now, due = self._clock.wall(), after.so_far.last_ms / 1000 + self._patience_s(live)
+        if due <= now and after.counted and not (live.in_flight or live.has_more):
+            self._dirty.pop(key, None)
+            self._cache.pack(live, after, now)
+        else:
+            self._cache.watch(live, max(due, now + 1.0))
 
     async def _merge(
-        self, live: LiveRun, home: KeptRuns, written: Callable[[], None]
+        self, live: ActiveRun, home: KeptRuns, written: Callable[[], None]
     ) -> tuple[RunRecord, RunRecord] | None:
         """Brings what was tallied to whoever keeps it, one change of a run at a time; what is not taken is owed."""
         live.merging = live.merging or asyncio.Lock()
@@ -294,25 +304,13 @@ class RunTable:
                 self._dirty[live.tenant, live.run] = live
                 return None
 
-    def _close(self, live: LiveRun, record: RunRecord) -> RunRecord | None:
+    def _close(self, live: ActiveRun, record: RunRecord) -> RunRecord | None:
         return count_once(record, self._outcome(live, record))
 
-    def _outcome(self, live: LiveRun | None, record: RunRecord) -> RunOutcome:
+    def _outcome(self, live: ActiveRun | None, record: RunRecord) -> RunOutcome:
         outcome = outcome_of(record, self._workflows().get(record.workflow), self._clock.wall())
         waits = live is not None and live.in_flight and record.so_far.outcome is None
         return RunOutcome.RUNNING if waits and outcome is not RunOutcome.SUCCEEDED else outcome
-
-    def _settle_down(self, live: LiveRun, record: RunRecord) -> None:
-        """Packs a run that is over; one that may go on is looked at again."""
-        key = live.tenant, live.run
-        if self._shelf.find(key) is not live:
-            return
-        now, due = self._clock.wall(), record.so_far.last_ms / 1000 + self._patience_s(live)
-        if due <= now and record.counted and not (live.in_flight or live.has_more):
-            self._dirty.pop(key, None)
-            self._shelf.pack(live, record, now)
-        else:
-            self._shelf.watch(live, max(due, now + 1.0))
 
     def _count(self, before: RunRecord, after: RunRecord) -> None:
         workflow = after.workflow if after.workflow in self._workflows() else OTHER
@@ -323,9 +321,6 @@ class RunTable:
 
 
 RUNS_PER_PAGE = 500
-
-
-GONE = "Runs with steps cannot be read or changed now; the log of the gateway says why."
 
 
 class DurableRuns:
@@ -344,33 +339,23 @@ class DurableRuns:
         close: Close,
         written: Callable[[], None] = nobody_waits,
     ) -> tuple[RunRecord, RunRecord] | None:
-        """Adds a change, and closes the run if it has ended, in one step. Raises RunsUnavailable."""
-        try:
+        with _runs_unavailable():
             (result,) = await (await self._store()).runs.change([RunToChange(tenant, run, change, close, written)])
-        except JobsUnavailable as trouble:
-            raise RunsUnavailable(GONE) from trouble
         return result
 
     async def get(self, tenant: str, run: str) -> RunRecord | None:
-        """Returns the run; None: there is none. Raises RunsUnavailable."""
-        try:
+        with _runs_unavailable():
             found = await (await self._reader()).runs.find(tenant, run)
-        except JobsUnavailable as trouble:
-            raise RunsUnavailable(GONE) from trouble
         return None if found is None else found[0].record
 
     async def forget(self, tenant: str, run: str) -> bool:
-        """Forgets the run with its steps; returns whether there was one. Raises RunsUnavailable."""
-        try:
+        with _runs_unavailable():
             return await (await self._reader()).runs.forget(tenant, run)
-        except JobsUnavailable as trouble:
-            raise RunsUnavailable(GONE) from trouble
 
     async def last(self, tenant: str | None, most: int) -> Sequence[RunRecord]:
-        """Returns the newest runs of a tenant, or of all. Raises RunsUnavailable."""
         found: list[RunRecord] = []
         after: tuple[str, str] | None = None
-        try:
+        with _runs_unavailable():
             runs = (await self._reader()).runs
             while len(found) < most:
                 page = await runs.list_runs(RunQuery(tenant, min(RUNS_PER_PAGE, most - len(found)), after))
@@ -378,21 +363,27 @@ class DurableRuns:
                 if not page.has_more:
                     break
                 after = found[-1].tenant, found[-1].run
-        except JobsUnavailable as trouble:
-            raise RunsUnavailable(GONE) from trouble
         return found
 
     async def steps(self, tenant: str, run: str) -> Sequence[StepAbout]:
         """Returns the steps of a run, in the order in which they were kept. Raises RunsUnavailable."""
-        try:
+        with _runs_unavailable():
             found = await (await self._reader()).runs.find(tenant, run)
-        except JobsUnavailable as trouble:
-            raise RunsUnavailable(GONE) from trouble
         return () if found is None else found[1]
 
 
+@contextmanager
+def _runs_unavailable() -> Iterator[None]:
+    try:
+        yield
+    except JobsUnavailable as trouble:
+        raise RunsUnavailable(
+            "Runs with steps cannot be read or changed now; the log of the gateway says why."
+        ) from trouble
+
+
 async def last_runs(
-    shelf: RunCache,
+    cache: RunCache,
     kept: KeptRuns | None,
     durable: KeptRuns | None,
     tenant: str | None,
@@ -416,7 +407,7 @@ async def last_runs(
                 is_all_here = True
                 log.info("runs that others keep cannot be read now: those known here are shown")
     if is_all_here:
-        here = shelf.newest(tenant, most, below, workflow, set(found))
+        here = cache.newest(tenant, most, below, workflow, set(found))
         for number, one in enumerate(here, 1):
             found[one.tenant, one.run] = one
             if not number % AT_ONCE:
@@ -427,11 +418,10 @@ async def last_runs(
 
 
 def summed(one: RunRecord | None, other: RunRecord | None) -> RunRecord | None:
-    """Returns what two homes have of a run, together."""
     return one or other if one is None or other is None else merged(one, other.so_far)
 
 
-# The fuse of runs: a run that has cost, or called, as much as its workflow allows makes no further calls.
+# The budget of runs: a run that has cost, or called, as much as its workflow allows makes no further calls.
 #
 # admit (reserve what the call may cost) -> … -> settled (what it has cost)
 
@@ -449,8 +439,8 @@ class RunBudget:
         self._costs = costs
 
     def lets_in(self, call: Call, part: RunPart) -> bool:
-        """Lets a call into a run that has no fuse; returns whether it did: of all others `admit` has to be asked."""
-        if part.rules is not None and part.rules.has_fuse:
+        """Lets a call into a run without a budget; returns whether it did: all others go through `admit`."""
+        if part.rules is not None and part.rules.has_budget:
             return False
         self.table.enter(call.tenant, part)
         return True
@@ -471,7 +461,7 @@ class RunBudget:
         self.table.enter(call.tenant, part).reserved += part.reserved
 
 
-def _check(live: LiveRun, part: RunPart, rules: WorkflowRules) -> None:
+def _check(live: ActiveRun, part: RunPart, rules: WorkflowRules) -> None:
     run, name = part.run, rules.name
     if rules.max_calls_per_run is not None and live.calls >= rules.max_calls_per_run:
         raise RunBudgetExceeded(

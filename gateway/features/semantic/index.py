@@ -333,7 +333,6 @@ class VectorIndex:
         self._make_room()
 
     def remove(self, partition: bytes, id: bytes) -> None:
-        """Removes one row, if it is there."""
         found = self._partitions.get(partition)
         if found is not None:
             before = found.bytes

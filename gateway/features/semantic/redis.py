@@ -100,7 +100,6 @@ class RedisVectors:
         self._purges = Purges(link, self._forget)
 
     def configure(self, most: int) -> None:
-        """Bounds the rows of a partition."""
         self._most = most
 
     def add(self, row: VectorRow) -> Later[None]:
@@ -122,7 +121,6 @@ class RedisVectors:
         return self._background.start(self._load(partition, most))
 
     def remove(self, partition: bytes, ids: Sequence[bytes]) -> Later[None]:
-        """Forgets these rows of a partition."""
         if not self._link.is_up or not ids:
             return None
         return self._background.start(self._remove(partition, ids))
@@ -139,7 +137,6 @@ class RedisVectors:
         self._partitions.lost()
 
     async def catch_up(self) -> None:
-        """Carries out the purges that the store missed."""
         await self._purges.catch_up()
 
     def sweeps(self) -> Iterator[Callable[[], Any]]:

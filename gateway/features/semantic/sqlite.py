@@ -26,29 +26,24 @@ class SqliteVectors:
         self._most = most
 
     def configure(self, most: int) -> None:
-        """Bounds the rows of a partition."""
         self._most = most
 
     def add(self, row: VectorRow) -> None:
-        """Keeps the row in place of one with its id in its partition."""
         size, most = taken(row.id, row.partition, row.facts, row.vector), self._most
         self._thread.tell(lambda db: _write(db, row, size, most), size)
 
     def load(self, partition: bytes, most: int) -> Later[Sequence[VectorRow]]:
-        """Returns the newest `most` rows of a partition that have not expired, oldest first."""
         now = self._wall()
         nothing: list[VectorRow] = []
         return self._thread.later(lambda db: _read(db, partition, most, now, []), nothing)
 
     def remove(self, partition: bytes, ids: Sequence[bytes]) -> None:
-        """Forgets these rows of a partition."""
         rows = [(partition, one) for one in ids]
         self._thread.tell(
             lambda db: db.executemany("DELETE FROM vectors WHERE partition = ? AND key = ?", rows), 100 * len(rows)
         )
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
-        """Forgets every row that matches all given arguments and returns their number; `key` is the row's id."""
         where, values = matching(key, model, tenant)
         return self._thread.later(lambda db: forget(db, "vectors", where, values), 0, "durable")
 

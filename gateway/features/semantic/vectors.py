@@ -311,9 +311,6 @@ class _Trouble:
     is_tried: bool = False
     """True while one question tries whether the model works again."""
 
-    def stands_off(self, now: float) -> bool:
-        return self.failures > 0 and (self.is_tried or now < self.until)
-
 
 class Questions:
     """The recent questions, and those that are being embedded."""
@@ -353,7 +350,11 @@ class Questions:
         if pending is not None:
             return pending
         trouble = self._troubles.get(rule.embeddings)
-        if trouble is not None and trouble.stands_off(self._clock.monotonic()):
+        if (
+            trouble is not None
+            and trouble.failures > 0
+            and (trouble.is_tried or self._clock.monotonic() < trouble.until)
+        ):
             return None
         return self._begin(name, call, text, rule)
 
@@ -396,7 +397,9 @@ class Questions:
         except Exception:
             self._failed(rule.embeddings, trouble, EmbeddingFailed("a defect, see below"), began_at)
             raise
-        self._worked(rule.embeddings, trouble)
+        if trouble.failures:
+            log.info("embeddings from %s are back", rule.embeddings)
+        trouble.failures = 0
         question = None if packed is None else KnownQuestion(packed, await self._facts_of(text))
         self._known[name] = question
         if len(self._known) > REMEMBERED:
@@ -417,11 +420,6 @@ class Questions:
         if not trouble.failures:
             log.warning("no embeddings from %s, calls go on without the semantic cache: %s", model, error)
         trouble.failures += 1
-
-    def _worked(self, model: str, trouble: _Trouble) -> None:
-        if trouble.failures:
-            log.info("embeddings from %s are back", model)
-        trouble.failures = 0
 
 
 def _name_of(call: Call, text: str, rule: SemanticRule) -> bytes:

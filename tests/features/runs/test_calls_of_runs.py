@@ -521,7 +521,7 @@ def test_calls_side_by_side_overshoot_by_one_estimate_at_most() -> None:
         record = await table.get("web", "r")
         assert record is not None
         assert record.so_far.total.cost_usd <= (2.5 + 2) * CALL_USD
-        live = table._shelf.find(("web", "r"))
+        live = table._cache.find(("web", "r"))
         assert live is not None
         assert (live.reserved, live.in_flight) == (0, 0)
 
@@ -583,7 +583,7 @@ def test_a_run_that_is_forgotten_under_way_begins_with_nothing_reserved() -> Non
         await RunBudget(table, bench.admission.costs).admit(call, call.part)  # type: ignore[arg-type]  # it has one
         assert await table.forget("web", "r")
         table.settled(call, "ok", CALL_USD, 0.0)
-        live = table._shelf.find(("web", "r"))
+        live = table._cache.find(("web", "r"))
         assert live is not None
         assert (live.reserved, live.in_flight) == (0, 0)
 
