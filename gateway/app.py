@@ -68,12 +68,12 @@ from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
 from gateway.process import container_bytes
 from gateway.products.batches.native.providers import HttpProviderBatches
-from gateway.products.jobs.admin.admin_jobs import job_admin_routes
-from gateway.products.jobs.calls.call_maker import CallMaker
+from gateway.products.jobs.admin import job_admin_routes
+from gateway.products.jobs.answers_http import EventReaders
+from gateway.products.jobs.call_maker import CallMaker
 from gateway.products.jobs.dead_letters.http import dead_letter_routes
-from gateway.products.jobs.http.events import EventReaders
-from gateway.products.jobs.http.respond_async import AsyncAnswers
 from gateway.products.jobs.model import Job, NewJob
+from gateway.products.jobs.respond_async import AsyncAnswers
 from gateway.products.jobs.rules import IN_REDIS, JobSettings
 from gateway.products.jobs.store import (
     JobStore,

@@ -32,7 +32,7 @@ from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.reuse.rules import Caching, applies
 from gateway.features.runs.rules import OTHER, RunPart
 from gateway.features.runs.step import part_of, run_words
-from gateway.products.jobs.admin.explaining_jobs import attempt_usd, explain_job
+from gateway.products.jobs.admin import attempt_usd, explain_job
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.responses.keeping import RESPONSES, keeping_of
 from gateway.products.responses.rules import Keeping, keeps, read_response_options

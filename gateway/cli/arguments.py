@@ -13,8 +13,7 @@ from gateway.admin.operations import ACTIONS
 from gateway.cli.values import DEFAULT_URL, between, port_number
 from gateway.core.config.admission import KINDS
 from gateway.features.runs.cli_arguments import add_runs, add_workflows
-from gateway.products.jobs.cli.arguments import Actions, add_batch, add_jobs, add_webhooks
-from gateway.products.jobs.dead_letters.cli.dead_letter_arguments import add_dead_letters
+from gateway.products.jobs.cli_arguments import Actions, add_batch, add_dead_letters, add_jobs, add_webhooks
 from gateway.products.pipelines.cli_arguments import add_pipelines
 from gateway.settings import MOST_WORKERS
 
@@ -68,7 +67,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     _add_config(command)
     _add_listen(command, "admin.listen or server.host", "that port")
     _add_log(command)
-    command.set_defaults(command="gateway.products.jobs.cli.own_gateway:run_worker")
+    command.set_defaults(command="gateway.products.jobs.cli:run_worker")
 
     command = commands.add_parser("check", help="check a config: prints every problem at once")
     _add_config(command)

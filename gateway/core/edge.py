@@ -40,8 +40,8 @@ from gateway.core.waiting import KeepAlive, Shedding
 from gateway.dialects.conversion import as_stream
 from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.reuse.layers import wants_usage
-from gateway.products.jobs.calls.ports import ServeCall
-from gateway.products.jobs.http.respond_async import AsyncAnswers
+from gateway.products.jobs.calls import ServeCall
+from gateway.products.jobs.respond_async import AsyncAnswers
 from gateway.products.responses.http import ResponseEndpoint
 
 # Answers on their way out: whole, in parts, or as the events of a stream whose head has gone while its call waited.

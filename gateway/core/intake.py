@@ -58,7 +58,7 @@ from gateway.features.runs.step import (
     without_own_baggage,
 )
 from gateway.products.jobs.model import JobsOff
-from gateway.products.jobs.service.job_request import responds_async
+from gateway.products.jobs.request import responds_async
 from gateway.products.pipelines.http import await_run
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from gateway.products.batches.http import BatchRoutes, MergedLists
 from gateway.products.batches.native.service import NativeParts, PartCharges
 from gateway.products.batches.output import MODELS
 from gateway.products.batches.service import BatchService, FileService
-from gateway.products.jobs.calls.ports import (
+from gateway.products.jobs.answers_http import EventReaders
+from gateway.products.jobs.calls import (
     CallServer,
     JobMeter,
     MakeCall,
@@ -30,22 +31,19 @@ from gateway.products.jobs.calls.ports import (
     TellRun,
     tell_nobody,
 )
-from gateway.products.jobs.dead_letters.replay.replay import ReplayFactory
-from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
-from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries
-from gateway.products.jobs.http.events import EventReaders
-from gateway.products.jobs.http.jobs import JobRoutes, ReadBody
+from gateway.products.jobs.dead_letters.replay import ReplayFactory
+from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries, ReplayJobs
+from gateway.products.jobs.http import JobRoutes, ReadBody
 from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
 from gateway.products.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of, run_of
-from gateway.products.jobs.service.job_service import JobService
+from gateway.products.jobs.service import JobService
 from gateway.products.jobs.store import Blobs, JobStore
-from gateway.products.jobs.suspects import CrashSuspects
 from gateway.products.jobs.upkeep import BlobSweep, JobCleaning
 from gateway.products.jobs.webhooks.http import WebhookAdmin
 from gateway.products.jobs.webhooks.outward import Outward
 from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, RequestedUrls, delivery_segments
-from gateway.products.jobs.worker import JobEngine, JobWorker, LastUsers, RunningWork, RunPiece, Write
+from gateway.products.jobs.worker import CrashSuspects, JobEngine, JobWorker, LastUsers, RunningWork, RunPiece, Write
 from gateway.products.pipelines.rules import AT_ONCE, count_of, rules_of_items, run_segment
 from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunLooks
 from gateway.products.pipelines.templates import Count

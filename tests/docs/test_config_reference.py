@@ -63,7 +63,8 @@ from gateway.features.output.config import OnInvalidEntry, OutputEntry
 from gateway.features.ownership.config import ObjectsEntry
 from gateway.features.reuse.config import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
 from gateway.features.runs.config import WorkflowEntry, WorkflowsFile
-from gateway.products.jobs.config.policies_jobs import (
+from gateway.products.jobs.config import JobsEntry
+from gateway.products.jobs.policies_config import (
     BatchesEntry,
     BrakeEntry,
     DeadLettersEntry,
@@ -75,8 +76,7 @@ from gateway.products.jobs.config.policies_jobs import (
     ResponsesEntry,
     SegmentEntry,
 )
-from gateway.products.jobs.config.sections_jobs import JobsEntry
-from gateway.products.jobs.webhooks.config.webhooks import WebhookEntry, WebhookSettingsEntry
+from gateway.products.jobs.webhooks.config import WebhookEntry, WebhookSettingsEntry
 from gateway.products.pipelines.config import (
     BranchEntry,
     OnFailureEntry,

@@ -14,7 +14,7 @@ import pytest
 from gateway.core.clock import SteadyClock
 from gateway.emulator.config import EmulatorConfig, parse_rule
 from gateway.emulator.server import EmulatorServer
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.e2e.batches import CHAT, asked_of, begin, check_end, end_of, input_of, line, names
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, QUICK, WEB, ask, policies, with_jobs

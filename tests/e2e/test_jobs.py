@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.products.jobs import answers_http as job_events
 from gateway.products.jobs import worker
-from gateway.products.jobs.http import events as job_events
 from gateway.products.jobs.model import JobsUnavailable
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import (
     ASYNC,

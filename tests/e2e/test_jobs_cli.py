@@ -19,8 +19,8 @@ from gateway.cli.operate import AdminRefused
 from gateway.emulator.config import parse_rule
 from gateway.products.batches import http
 from gateway.products.batches.files_http import UploadForm
-from gateway.products.jobs.cli import caller as patience
-from gateway.products.jobs.cli.caller import (
+from gateway.products.jobs import cli as patience
+from gateway.products.jobs.cli import (
     CallerClient,
     ProgressLine,
     _form,

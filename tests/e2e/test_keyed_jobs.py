@@ -12,7 +12,7 @@ import pytest
 
 from gateway.products.jobs.model import JobFlag, NewJob
 from gateway.products.jobs.redis import RedisJobStore
-from gateway.products.jobs.redis_records.acceptance import Sent
+from gateway.products.jobs.redis_acceptance import Sent
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, ask, end_of, policies, result_of, with_jobs
 from tests.e2e.harness import NIGHTLY_KEY, Response, Running, chat, get, post, until

@@ -15,7 +15,7 @@ import pytest
 from openai.types.responses import Response, ResponseFailedEvent
 
 from gateway.emulator.config import EmulatorConfig, Fault, FaultRule
-from gateway.products.jobs.http import events
+from gateway.products.jobs import answers_http as events
 from tests.e2e.anthropic_server import AnthropicServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, WEB, ask, policies, with_jobs

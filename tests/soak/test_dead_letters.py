@@ -17,10 +17,10 @@ import yaml
 
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
-from gateway.products.jobs.calls.ports import CallServer, StoredRequest, TryResult
+from gateway.products.jobs.calls import CallServer, StoredRequest, TryResult
 from gateway.products.jobs.dead_letters.rules import LetterPage
 from gateway.products.jobs.model import ClaimAsk, JobEnd, JobError, JobState
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.transitions import OpenBounds
 from tests.e2e.batch_kills import sdk_of
 from tests.e2e.batches import BATCH_ENDS, BatchFiles, becomes, begin, calls_in, check_end, line, names

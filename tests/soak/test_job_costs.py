@@ -20,7 +20,7 @@ import yaml
 
 from gateway import process as interpreter
 from gateway.products.jobs.model import ClaimAsk
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.transitions import OpenBounds
 from tests.bench import load
 from tests.bench.measure import tree_cpu_s

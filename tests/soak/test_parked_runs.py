@@ -28,7 +28,7 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.redis import open_store
 from gateway.products.jobs.rules import SegmentRules
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.jobs.worker import JobWorker, RunningWork

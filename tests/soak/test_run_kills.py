@@ -20,7 +20,7 @@ import yaml
 
 from gateway.emulator.server import EmulatorServer
 from gateway.products.jobs.redis import RedisJobStore
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.e2e.durable import ASYNC, WEB, ask, end_of, policies, result_of, take
 from tests.e2e.harness import KEYS, config_of, get, post
 from tests.e2e.lives import life

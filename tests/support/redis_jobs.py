@@ -15,7 +15,7 @@ from gateway.drivers.redis.link import Link
 from gateway.fleet.lease import SharedState
 from gateway.products.jobs.model import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
 from gateway.products.jobs.redis import RedisJobStore, partitions_of
-from gateway.products.jobs.redis_partitions.durability import JobDurability
+from gateway.products.jobs.redis_partitions import JobDurability
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.store import KeptBounds
 from tests.support.redis_support import Lent

@@ -11,7 +11,7 @@ import orjson
 
 from gateway.core.call import Call, Reply
 from gateway.core.types import Attempt
-from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import RUN, Job, JobKind, JobState, NewJob, new_id
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.worker import RunningWork

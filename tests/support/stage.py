@@ -18,7 +18,7 @@ from gateway.drivers.blobs import MemoryBlobs
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry, plan_chunks
 from gateway.products.batches.output import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL
-from gateway.products.jobs.calls.ports import CallServer, StoredRequest
+from gateway.products.jobs.calls import CallServer, StoredRequest
 from gateway.products.jobs.metrics import JobCounter
 from gateway.products.jobs.model import (
     CHECK,

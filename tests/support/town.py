@@ -25,7 +25,7 @@ from gateway.fleet.lease import SharedState
 from gateway.products.batches.finish import BatchEnds
 from gateway.products.jobs.model import FINALISE, ClaimedWork, Job, derived_file_id
 from gateway.products.jobs.redis import partitions_of
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RunningWork
 from tests.support.memory_blobs import MemoryBlobs

@@ -55,9 +55,9 @@ from gateway.dialects.known import ListedModels
 from gateway.features.output.config import output_notices
 from gateway.features.ownership.config import object_notices, object_rules
 from gateway.features.reuse.config import store_bounds
-from gateway.products.jobs.config.sections_jobs import job_notices, job_settings
+from gateway.products.jobs.config import job_notices, job_settings
 from gateway.products.jobs.rules import Jobs
-from gateway.products.jobs.webhooks.config.webhooks import signing, webhook_notices, webhook_section, webhook_settings
+from gateway.products.jobs.webhooks.config import signing, webhook_notices, webhook_section, webhook_settings
 from gateway.products.pipelines.config import (
     compile_pipelines,
     list_pipeline_files,

@@ -37,7 +37,7 @@ from gateway.dialects.known import ModelTable, Row, in_order
 from gateway.features.reuse.config import CachePolicies, read_caching
 from gateway.features.runs.config import read_workflows
 from gateway.features.runs.rules import Workflows
-from gateway.products.jobs.config.policies_jobs import read_jobs
+from gateway.products.jobs.policies_config import read_jobs
 from gateway.products.jobs.rules import JobRules
 from gateway.products.pipelines.config import read_pipeline_files
 

@@ -45,7 +45,7 @@ from gateway.core.limits.estimate import ChargeRule
 from gateway.core.openai.usage import USUAL_TIERS
 from gateway.core.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
 from gateway.features.grouping.rules import GroupRules
-from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets
+from gateway.products.jobs.webhooks.secrets_config import HookSecrets
 
 Kind = Literal[
     "openai",

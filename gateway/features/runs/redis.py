@@ -29,8 +29,8 @@ from gateway.features.runs.step import (
 )
 from gateway.features.runs.store import RunQuota, decode_step, encode_step
 from gateway.products.jobs.model import JobsUnavailable
-from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
-from gateway.products.jobs.redis_records.records import tenant_token
+from gateway.products.jobs.redis_partitions import JobPartitions, job_script
+from gateway.products.jobs.redis_records import tenant_token
 
 KEEP, STEP = job_script("runs_keep", "runs"), job_script("runs_step", "runs")
 WRITE, PAGE = job_script("runs_write", "runs"), job_script("runs_page", "runs")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from gateway.features.runs import sqlite_rows
 from gateway.features.runs.step import RunChanged, RunPage, RunQuery, RunToChange, StepAbout, StoredRun, StoredStep
 from gateway.features.runs.store import RunQuota
+from gateway.products.jobs.sqlite_file import JobsFile
 from gateway.products.jobs.sqlite_rows import Rest
-from gateway.products.jobs.sqlite_store.file import JobsFile
 
 AT_ONCE = 50
 """Runs that are forgotten in one step, after which others have their turn."""

@@ -33,7 +33,7 @@ from gateway.products.batches.guards import (
 )
 from gateway.products.batches.input import ChunkInput, InputLine, lines_of, read_line
 from gateway.products.batches.output import LineIdentity, answered_line, plan_of, request_of, unanswered_line
-from gateway.products.jobs.calls.ports import CallServer, Outcome, TryResult, attempts_allowed, backoff_s
+from gateway.products.jobs.calls import CallServer, Outcome, TryResult, attempts_allowed, backoff_s
 from gateway.products.jobs.dead_letters.rules import DeadLetter, is_dead_class
 from gateway.products.jobs.model import Job, JobError, JobsUnavailable, LineResult, line_id
 from gateway.products.jobs.rules import DeadLines, JobRules

@@ -17,9 +17,8 @@ from typing import Any
 
 from gateway.cli.main import FAILED, INTERRUPTED, OK, UNUSABLE, fail
 from gateway.cli.operate import AdminRefused, safe, save
-from gateway.products.jobs.cli import caller
-from gateway.products.jobs.cli.caller import CallerAnswer, CallerClient, ProgressLine, patiently
-from gateway.products.jobs.cli.own_gateway import caller_for
+from gateway.products.jobs import cli as caller
+from gateway.products.jobs.cli import CallerAnswer, CallerClient, ProgressLine, caller_for, patiently
 
 ENDS = frozenset({"completed", "failed", "cancelled", "expired"})
 POLL_S = 5.0

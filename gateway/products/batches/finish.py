@@ -49,8 +49,7 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.rules import BatchRules, JobRules
 from gateway.products.jobs.store import Blobs, BlobWriter, JobStore
-from gateway.products.jobs.suspects import CrashSuspects
-from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork, committed, until_done
+from gateway.products.jobs.worker import LAST_RETRY_S, CrashSuspects, RunningWork, committed, until_done
 
 # The first piece of a batch: one pass over its input file, which ends with an index of its lines, or with what is wrong.
 #

@@ -34,10 +34,10 @@ from gateway.features.ownership.service import Page, read_page
 from gateway.products.batches import output
 from gateway.products.batches.output import batch_object, read_batch_request
 from gateway.products.batches.service import BatchOwner, BatchService
-from gateway.products.jobs.calls.ports import ServeCall, read_reply
-from gateway.products.jobs.http.events import EventReaders
+from gateway.products.jobs.answers_http import EventReaders
+from gateway.products.jobs.calls import ServeCall, read_reply
 from gateway.products.jobs.model import BATCH, FILE, Job, derived_file_id, is_ours, list_page
-from gateway.products.jobs.service.job_request import read_webhook_header
+from gateway.products.jobs.request import read_webhook_header
 from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.routes import RelayedResponse, caller_of, limit_of, own_routes, tenant_of
 from gateway.routes import ENDPOINTS, WORK, json_response

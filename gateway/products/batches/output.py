@@ -20,10 +20,10 @@ from gateway.core.openai.json_edit import find_fields, insert_field, mended_json
 from gateway.core.openai.usage import MOST_TOKENS
 from gateway.core.types import ErrorClass, Usage
 from gateway.features.runs.rules import LastWrite, RunChange, RunWords, TaskSum, TaskWord, units
-from gateway.products.jobs.calls.ports import JSON, StoredRequest, with_version
+from gateway.products.jobs.calls import JSON, StoredRequest, with_version
 from gateway.products.jobs.model import ChunkPlan, Job, JobState, LineResult, Stage, Tally
+from gateway.products.jobs.request import RUN_WORDS, read_metadata
 from gateway.products.jobs.rules import BatchRules, JobRules
-from gateway.products.jobs.service.job_request import RUN_WORDS, read_metadata
 from gateway.products.pipelines.rules import step_of
 
 # Where a batch remembers what its pieces need of each other: the names in its `about` and `marks`, in one place.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import orjson
 
 from gateway.products.jobs.model import FileQuery, OutcomeUnknown, StoredFile
-from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
+from gateway.products.jobs.redis_partitions import JobPartitions, job_script
 
 ADD, FIND = job_script("files_add", "files"), job_script("files_find", "files")
 PAGE, BYTES = job_script("files_page", "files"), job_script("files_bytes", "files")

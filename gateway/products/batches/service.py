@@ -45,7 +45,7 @@ from gateway.products.jobs.model import (
     new_id,
 )
 from gateway.products.jobs.rules import JobRules, Jobs, JobSettings
-from gateway.products.jobs.service.job_service import segment_of
+from gateway.products.jobs.service import segment_of
 from gateway.products.jobs.store import Blobs, BlobWriter, JobStore
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Sequence
 
 from gateway.products.jobs.model import FileQuery, StoredFile
-from gateway.products.jobs.sqlite_store.file import JobsFile
+from gateway.products.jobs.sqlite_file import JobsFile
 
 _COLUMNS = "id, tenant, purpose, filename, bytes, created, expires, blob"
 _IS_THERE = "gone IS NULL AND (expires IS NULL OR expires > ?)"

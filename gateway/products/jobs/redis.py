@@ -1,6 +1,6 @@
 """The store of jobs in the Redis that replicas share: jobs outlive every process, and replicas share the work.
 
-Each method is one script, or a look and a script; `redis_partitions/lua/` has the hot steps, `RedisSteps` takes the others as
+Each method is one script, or a look and a script; `lua/` has the hot steps, `RedisSteps` takes the others as
 the reference says. A claim is a lease: who does not renew it loses the piece to another replica, and whatever it still writes
 changes nothing. Unlike the other ports in Redis this one never pretends: where the Redis does not answer, every method raises
 JobsUnavailable.
@@ -24,7 +24,9 @@ from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.runs.redis import RedisRuns
 from gateway.fleet.lease import SharedState
 from gateway.products.batches.redis import RedisJobFiles
-from gateway.products.jobs.dead_letters.redis.dead_letters import RedisDeadLetters
+from gateway.products.jobs import redis_acceptance as acceptance
+from gateway.products.jobs import redis_records as records
+from gateway.products.jobs.dead_letters.redis import RedisDeadLetters
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.model import (
     Accepted,
@@ -47,16 +49,15 @@ from gateway.products.jobs.model import (
     WriteResult,
     nothing_follows,
 )
-from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
-from gateway.products.jobs.redis_partitions.durability import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
-from gateway.products.jobs.redis_records import acceptance, records
-from gateway.products.jobs.redis_records.acceptance import (
+from gateway.products.jobs.redis_acceptance import (
     CancellableClaims,
     JobPlaces,
     RedisAcceptance,
     RedisCommits,
     RedisWrites,
 )
+from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
+from gateway.products.jobs.redis_partitions import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.redis import RedisEventLogs, RedisKeptResponses
 from gateway.products.responses.store import KeptBounds

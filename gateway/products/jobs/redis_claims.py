@@ -1,7 +1,8 @@
-"""One step of one job: it is read, changed here as the reference says, and written if nobody has written it meanwhile.
+"""What changes in a Redis by compare-and-set: dead letters, and jobs with their pieces; and how pieces are claimed.
 
-What ends a job has the jobs that follow from it with it in the same script. Invariants: a step is done once or not at all; one
-about a claim that has ended changes nothing; one that is repeated because its answer was lost is told that it was done.
+A step reads a job, changes it by `transitions.PieceMachine`, and writes it if nobody has written it meanwhile. What ends a job
+has the jobs that follow from it with it in the same script. Invariants: a step is done once or not at all; one about a claim
+that has ended changes nothing; one that is repeated because its answer was lost is told that it was done.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
+import orjson
+
 from gateway.core.types import LANES, Lane
-from gateway.products.jobs.dead_letters.redis.letters import LetterChange, LetterSeen, RedisLetters
-from gateway.products.jobs.dead_letters.rules import REPLAYS, letter_of_job, replayed
+from gateway.products.jobs import redis_records as records
+from gateway.products.jobs.dead_letters.rules import REPLAYS, DeadLetter, letter_of_job, pack, replayed, unpack
 from gateway.products.jobs.model import (
     ChunkResult,
     ClaimAsk,
@@ -34,9 +37,8 @@ from gateway.products.jobs.model import (
     StoredAnswer,
     WriteResult,
 )
-from gateway.products.jobs.redis_partitions.durability import Argument, JobPartitions, job_script
-from gateway.products.jobs.redis_records import records
-from gateway.products.jobs.redis_records.records import RedisJob
+from gateway.products.jobs.redis_partitions import Argument, JobPartitions, job_script
+from gateway.products.jobs.redis_records import RedisJob
 from gateway.products.jobs.transitions import (
     NOT_OURS,
     PieceMachine,
@@ -46,6 +48,59 @@ from gateway.products.jobs.transitions import (
     keeps_payload,
     written,
 )
+
+# Dead letters as the Redis has them: read, and changed if nobody has changed them meanwhile.
+
+
+class LetterSeen(NamedTuple):
+    """A letter as it was read."""
+
+    letter: DeadLetter
+    text: bytes
+
+
+class LetterChange(NamedTuple):
+    """A letter that comes, or takes the place of what was seen."""
+
+    letter: DeadLetter
+    seen: bytes = b""
+    is_stripped: bool = False
+    """The payload of its job goes."""
+
+    def arguments(self) -> list[Argument]:
+        """Returns the letter as `lua/letters.lua` reads it."""
+        letter = self.letter
+        about = orjson.dumps([letter.kind, letter.error_class, letter.model, letter.template])
+        text = letter.group.encode() + b" " + pack(letter)
+        return [
+            letter.id, letter.group, about, repr(float(letter.at)), self.seen, text, letter.job_id if self.is_stripped else "",
+        ]  # fmt: skip
+
+
+class RedisLetters:
+    """Reads letters."""
+
+    def __init__(self, partitions: JobPartitions) -> None:
+        self._partitions = partitions
+
+    async def seen(self, partition: int, letter_id: str) -> LetterSeen | None:
+        """Returns a letter of a partition. Raises JobsUnavailable."""
+        text = await self._partitions.command(b"HGET", self._partitions.key(partition, "dead"), letter_id)
+        return None if text is None else LetterSeen(read_letter(text), text)
+
+    async def find(self, letter_id: str) -> tuple[int, LetterSeen] | None:
+        """Returns a letter and the partition that has it. Raises JobsUnavailable."""
+        for partition in range(self._partitions.number if letter_id else 0):
+            seen = await self.seen(partition, letter_id)
+            if seen is not None:
+                return partition, seen
+        return None
+
+
+def read_letter(text: bytes) -> DeadLetter:
+    """Returns the letter that was written so."""
+    return unpack(text.partition(b" ")[2])
+
 
 APPLY, LOAD = job_script("apply", "take", "letters", "erase"), job_script("load")
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Any
 from gateway.core.clock import Clock
 from gateway.core.types import Usage
 from gateway.features.runs.rules import RunWords
-from gateway.products.jobs.calls.ports import (
+from gateway.products.jobs.calls import (
     CallServer,
     Outcome,
     StoredRequest,
@@ -22,11 +22,10 @@ from gateway.products.jobs.calls.ports import (
 )
 from gateway.products.jobs.dead_letters.rules import is_dead_class
 from gateway.products.jobs.model import Job, JobEnd, JobError, JobState, JobsUnavailable, Tally
+from gateway.products.jobs.request import IDEMPOTENCY_KEY, QUERY, RUN_WORDS
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.service.job_request import IDEMPOTENCY_KEY, QUERY, RUN_WORDS
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.suspects import CrashSuspects
-from gateway.products.jobs.worker import RunningWork
+from gateway.products.jobs.worker import CrashSuspects, RunningWork
 from gateway.products.pipelines.rules import step_of
 
 log = logging.getLogger("gateway.jobs")

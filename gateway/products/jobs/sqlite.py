@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from gateway.core.types import LANES
 from gateway.products.jobs import sqlite_rows, transitions
+from gateway.products.jobs.dead_letters import sqlite as dead_rows
 from gateway.products.jobs.dead_letters.rules import DeadLetter
-from gateway.products.jobs.dead_letters.sqlite import dead_rows
 from gateway.products.jobs.model import (
     CHECK,
     FINALISE,

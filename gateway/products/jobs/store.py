@@ -342,7 +342,7 @@ def open_jobs(
     ahead: Ahead = never_ahead,
 ) -> JobStore:
     """Returns the store of jobs in the file; `following` says what their ends bring with them. Raises StoreUnusable."""
-    from gateway.products.jobs.sqlite_store.store import SqliteJobStore  # a gateway without jobs does not load it
+    from gateway.products.jobs.sqlite_store import SqliteJobStore  # a gateway without jobs does not load it
 
     is_new = not has_jobs(path)
     bounds = OpenBounds(in_all, per_tenant)
@@ -387,7 +387,7 @@ def open_redis_blobs(shared: SharedState, accept: Literal["fsync", "replicated",
     failover it may be on a new master that never had the blob: there blobs are waited for themselves.
     """
     from gateway.drivers.blobs_redis import RedisBlobs  # a gateway without a Redis does not load it
-    from gateway.products.jobs.redis_partitions.durability import BlobDurability  # as above
+    from gateway.products.jobs.redis_partitions import BlobDurability  # as above
 
     is_apart = "+cluster:" in shared.url or accept == "replicated"
     return RedisBlobs(shared, safety=BlobDurability(shared, accept) if is_apart and accept != "fast" else None)
@@ -401,7 +401,7 @@ def has_jobs(path: str) -> bool:
 def no_jobs(wall: Callable[[], float]) -> JobStore:
     """Returns an empty store, to look into where there is no file yet."""
     from gateway.drivers.sqlite_file import IN_MEMORY
-    from gateway.products.jobs.sqlite_store.store import SqliteJobStore  # as above
+    from gateway.products.jobs.sqlite_store import SqliteJobStore
 
     return SqliteJobStore(IN_MEMORY, wall)
 
@@ -409,7 +409,7 @@ def no_jobs(wall: Callable[[], float]) -> JobStore:
 def copier_of(store: JobStore) -> tuple[str, Callable[[str], Awaitable[str | None]]] | None:
     """Returns the path of the store's file, and what copies it to another path; None: it is in no file."""
     from gateway.drivers.sqlite_file import IN_MEMORY
-    from gateway.products.jobs.sqlite_store.store import SqliteJobStore  # as above
+    from gateway.products.jobs.sqlite_store import SqliteJobStore
 
     if isinstance(store, SqliteJobStore) and store.path != IN_MEMORY:
         return store.path, store.backup

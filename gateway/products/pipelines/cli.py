@@ -19,8 +19,7 @@ from gateway.cli.config import compile_config, settings_of
 from gateway.cli.main import FAILED, INTERRUPTED, OK, UNUSABLE, fail
 from gateway.cli.operate import AdminRefused, lay_out, safe, usd
 from gateway.core.config.source import did_you_mean
-from gateway.products.jobs.cli.caller import CallerClient, ProgressLine, patiently
-from gateway.products.jobs.cli.own_gateway import caller_for
+from gateway.products.jobs.cli import CallerClient, ProgressLine, caller_for, patiently
 from gateway.products.pipelines.compile import PREFIX, explained
 
 HEADINGS = ("step", "waits for", "asks", "calls", "on failure")

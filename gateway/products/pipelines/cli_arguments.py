@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.products.jobs.cli.arguments import add_caller_or_own
+from gateway.products.jobs.cli_arguments import add_caller_or_own
 
 
 def add_pipelines(command: argparse.ArgumentParser, add_config: Callable[[argparse.ArgumentParser], None]) -> None:

@@ -22,11 +22,11 @@ from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.output.schema import SchemaUnusable, compile_schema
 from gateway.features.runs.rules import RunPart, WorkflowRules
 from gateway.features.runs.step import OTHERS
-from gateway.products.jobs.calls.ports import StepOfRun
-from gateway.products.jobs.http.events import accepted_headers, show_job, stored_headers
+from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
+from gateway.products.jobs.calls import StepOfRun
 from gateway.products.jobs.model import Job, JobsUnavailable, StoredAnswer
-from gateway.products.jobs.service.job_request import read_option_headers
-from gateway.products.jobs.service.job_service import JobService
+from gateway.products.jobs.request import read_option_headers
+from gateway.products.jobs.service import JobService
 from gateway.products.pipelines.answer import RUN, PipelineUnfinished
 
 NO_PREFERENCE = -1.0

@@ -22,7 +22,7 @@ from gateway.features.output.judging import FairTurns, NotATurn
 from gateway.features.runs.rules import RunOutcome, label_change
 from gateway.products.batches import output
 from gateway.products.batches.finish import INTERNAL
-from gateway.products.jobs.calls.ports import TellRun, tell_nobody
+from gateway.products.jobs.calls import TellRun, tell_nobody
 from gateway.products.jobs.model import (
     BATCH,
     CHECK,
@@ -43,7 +43,7 @@ from gateway.products.jobs.model import (
     derived_child_id,
 )
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.service.job_service import segment_of
+from gateway.products.jobs.service import segment_of
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork, committed
 from gateway.products.pipelines.advance import advance, values_of, wanted_values

@@ -24,10 +24,10 @@ from gateway.core.serving import EVENT_STREAM, ServedRequest
 from gateway.core.snapshot import Policies
 from gateway.features.runs.step import not_a_step
 from gateway.products.batches.input import bare_provider
-from gateway.products.jobs.calls.ports import ServeCall
-from gateway.products.jobs.http.events import POLL_AFTER_S, EventReaders, FollowedEvents
+from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents
+from gateway.products.jobs.calls import ServeCall
 from gateway.products.jobs.model import RESPONSE, Job, is_ours, list_page
-from gateway.products.jobs.service.job_request import read_option_headers
+from gateway.products.jobs.request import read_option_headers
 from gateway.products.responses.rules import BackgroundRefused, listed, read_response_options, shown
 from gateway.products.responses.service import ForegroundResponses, ResponseService, body_of, refuse_unknown
 from gateway.products.routes import head_alone, limit_of, own_routes, tenant_of

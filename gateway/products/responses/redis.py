@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.drivers.redis.link import BackgroundTasks
+from gateway.products.jobs import redis_records as records
 from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
-from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
-from gateway.products.jobs.redis_records import records
-from gateway.products.jobs.redis_records.acceptance import JobPlaces, SharedScript
+from gateway.products.jobs.redis_acceptance import JobPlaces, SharedScript
+from gateway.products.jobs.redis_partitions import JobPartitions, job_script
 from gateway.products.responses.store import (
     REMOVED_S,
     EarlyResponses,

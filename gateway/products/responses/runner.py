@@ -22,7 +22,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.dialects.conversion import as_stream
 from gateway.features.reuse.layers import is_stream
-from gateway.products.jobs.calls.ports import (
+from gateway.products.jobs.calls import (
     CallServer,
     Outcome,
     ServedAnswer,
@@ -47,8 +47,7 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.runner import request_of, tally_of
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.suspects import CrashSuspects
-from gateway.products.jobs.worker import RunningWork, until_done
+from gateway.products.jobs.worker import CrashSuspects, RunningWork, until_done
 from gateway.products.responses.events import OwnEvents
 from gateway.products.responses.log import LiveLogs, LogWriter
 from gateway.products.responses.rules import (

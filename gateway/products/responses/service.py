@@ -20,7 +20,7 @@ from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.openai.sse import json_object
 from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.layers import is_stream
-from gateway.products.jobs.calls.ports import ServeCall, headers_to_keep
+from gateway.products.jobs.calls import ServeCall, headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,
     RESPONSE,
@@ -33,9 +33,9 @@ from gateway.products.jobs.model import (
     is_ours,
     new_id,
 )
+from gateway.products.jobs.request import QUERY, URGENT_FROM, USUAL_PRIORITY, canonical, read_metadata
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.service.job_request import QUERY, URGENT_FROM, USUAL_PRIORITY, canonical, read_metadata
-from gateway.products.jobs.service.job_service import refuse_callers_credential, segment_of
+from gateway.products.jobs.service import refuse_callers_credential, segment_of
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL

@@ -9,8 +9,8 @@ from typing import Any
 from gateway.products.jobs import sqlite_rows
 from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
 from gateway.products.jobs.sqlite import HELD
+from gateway.products.jobs.sqlite_file import JobsFile
 from gateway.products.jobs.sqlite_rows import Rest
-from gateway.products.jobs.sqlite_store.file import JobsFile
 from gateway.products.jobs.transitions import NOT_OURS, written
 from gateway.products.responses.store import (
     REMOVED_S,

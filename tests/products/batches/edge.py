@@ -27,7 +27,7 @@ from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.finish import PartialFiles
 from gateway.products.batches.http import BatchRoutes, MergedLists
 from gateway.products.batches.service import BatchService, FileService
-from gateway.products.jobs.http.events import EventReaders
+from gateway.products.jobs.answers_http import EventReaders
 from gateway.products.jobs.rules import Jobs, JobSettings
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import Watchers

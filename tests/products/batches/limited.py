@@ -13,7 +13,7 @@ from gateway.core.call import Call, Reply
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting
 from gateway.core.types import Outgoing, UpstreamFailed
-from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from tests.sim.provider import Demand, Provider
 from tests.support.flow import Bench, ScriptedAnswer, whole

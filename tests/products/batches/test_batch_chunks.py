@@ -16,7 +16,7 @@ from gateway.core.errors import BudgetExceeded, GatewayError, NoTargetAvailable,
 from gateway.products.batches.guards import MOST_MISSING, LineCalls, MissingInputs
 from gateway.products.batches.input import ChunkInput, InputLine
 from gateway.products.batches.output import BRAKED_BY, WAITS_FOR, with_tier
-from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState, JobsUnavailable
 from gateway.products.jobs.rules import BatchRules, DeadLines, SegmentRules
 from gateway.products.jobs.worker import RunningWork

@@ -13,7 +13,7 @@ import pytest
 from gateway.core.call import Call
 from gateway.core.limits.limit_table import Limits
 from gateway.core.types import Endpoint
-from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import JobFlag, JobState
 from tests.products.batches.limited import LimitedStage, in_window
 from tests.sim.limits import Refill

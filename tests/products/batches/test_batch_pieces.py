@@ -41,8 +41,7 @@ from gateway.products.jobs.model import (
     new_id,
 )
 from gateway.products.jobs.rules import BatchRules, JobRules
-from gateway.products.jobs.suspects import ALONE
-from gateway.products.jobs.worker import RunningWork
+from gateway.products.jobs.worker import ALONE, RunningWork
 from tests.products.batches.edge import snapshot
 from tests.products.batches.test_batch_lines import jsonl, line
 from tests.products.batches.test_batch_output import batch

@@ -21,7 +21,7 @@ from gateway.products.batches import output as marks
 from gateway.products.batches.finish import BatchChecks, BatchEnds, PartialFile, PartialFiles, write_chunk
 from gateway.products.batches.input import lines_of
 from gateway.products.batches.output import LineIdentity, answered_line
-from gateway.products.jobs.http import events
+from gateway.products.jobs import answers_http as events
 from gateway.products.jobs.model import (
     BATCH,
     CHECK,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.products.batches.input import LEAST_LINES
-from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import BATCH, DRAW_BYTES, new_id
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from tests.support.redis_servers import RedisServer

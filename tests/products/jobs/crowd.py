@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gateway.products.jobs.model import ClaimAsk, JobQuery, NewJob
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.transitions import OpenBounds
 from tests.soak.support import rss_kib
 from tests.support.job_stores import Jobs, key

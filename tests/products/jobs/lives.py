@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from gateway.products.batches.chunk import ChunkRunner
-from gateway.products.jobs.calls.ports import CallServer
+from gateway.products.jobs.calls import CallServer
 from gateway.products.jobs.model import JobQuery, JobsUnavailable
 from gateway.products.jobs.runner import CallJobs
 from gateway.products.jobs.store import JobStore

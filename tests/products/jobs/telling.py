@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from gateway.products.jobs.model import FINALISE, ChunkPlan, ClaimAsk, ClaimedWork, JobState, Stage, StoredAnswer
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.features.runs.test_run_store import step
 from tests.support.conformance import Wall
 from tests.support.job_stores import Jobs, chunk, line, part

@@ -14,7 +14,7 @@ import pytest
 from gateway.core.errors import CircuitOpen, GatewayError, InvalidRequest, NoTargetAvailable, QueueFull, ShuttingDown
 from gateway.features.output.service import OutputInvalid
 from gateway.products.jobs import worker
-from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from tests.support.stage import Stage

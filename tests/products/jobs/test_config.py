@@ -12,7 +12,7 @@ from gateway.core.balancing import Backoff, CostRule
 from gateway.core.config.describe import describe
 from gateway.core.config.state import SCHEMES
 from gateway.fleet.lease import SharedState
-from gateway.products.jobs.config.sections_jobs import FILE
+from gateway.products.jobs.config import FILE
 from gateway.products.jobs.rules import (
     IN_REDIS,
     BatchRules,

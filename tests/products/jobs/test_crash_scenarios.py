@@ -17,7 +17,7 @@ import pytest
 
 from gateway.products.batches import output as marks
 from gateway.products.jobs import model
-from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import (
     FINALISE,
     FileQuery,

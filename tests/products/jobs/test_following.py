@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.products.jobs.model import ClaimAsk, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions import OpenBounds
 from tests.fixtures.job_stores import STORES

@@ -34,7 +34,7 @@ from gateway.products.jobs.model import (
     NewJob,
     TooManyJobs,
 )
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions import OpenBounds
 from tests.support.conformance import Wall

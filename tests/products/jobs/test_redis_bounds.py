@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from gateway.core.clock import SharedClock
-from gateway.products.jobs.dead_letters.redis import dead_letters
+from gateway.products.jobs.dead_letters import redis as dead_letters
 from gateway.products.jobs.dead_letters.rules import derived_letter_id
 from gateway.products.jobs.model import ClaimAsk, JobQuery, JobState, JobsUnavailable
 from tests.products.jobs.dead_letters.test_dead_letter_store import dead_call

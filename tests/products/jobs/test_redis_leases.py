@@ -25,8 +25,8 @@ from gateway.products.jobs.model import (
     NewJob,
     OutcomeUnknown,
 )
-from gateway.products.jobs.redis_partitions.durability import job_script
-from gateway.products.jobs.redis_records.acceptance import Sent
+from gateway.products.jobs.redis_acceptance import Sent
+from gateway.products.jobs.redis_partitions import job_script
 from tests.products.jobs.test_following import TOLD, following
 from tests.support.conformance import Wall
 from tests.support.job_stores import ANSWER, DAY_S, ERROR, OURS, STALE, Jobs, chunk, ids, line, part, pieces

@@ -16,10 +16,10 @@ from gateway.features.runs.rules import label_change
 from gateway.features.runs.step import RunToChange
 from gateway.fleet.lease import SharedState
 from gateway.products.jobs import redis
+from gateway.products.jobs import redis_partitions as durability
 from gateway.products.jobs.model import ClaimAsk, JobFlag, JobState, JobsUnavailable, NotDurable, OutcomeUnknown
 from gateway.products.jobs.redis import CHECK_S, RECHECK_S, RedisJobStore
-from gateway.products.jobs.redis_partitions import durability
-from gateway.products.jobs.redis_partitions.durability import JobDurability
+from gateway.products.jobs.redis_partitions import JobDurability
 from gateway.products.jobs.store import open_redis_jobs
 from gateway.products.jobs.worker import until_done
 from tests.docs.support import DOCS

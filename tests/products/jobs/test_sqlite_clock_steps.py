@@ -15,7 +15,7 @@ from gateway.drivers.sqlite_file import FileKind
 from gateway.drivers.sqlite_store import STATE_FILE, SqliteStore
 from gateway.products.jobs.model import JobState
 from gateway.products.jobs.sqlite_rows import JOBS_FILE
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.support.conformance import ROOMY, Wall, digest, kept, row, settle
 from tests.support.job_stores import DAY_S, Jobs, key
 from tests.support.sqlite_support import connect_hastily

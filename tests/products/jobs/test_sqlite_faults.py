@@ -26,7 +26,7 @@ from gateway.products.jobs.model import (
     JobsUnavailable,
     NewJob,
 )
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.support.conformance import Wall
 from tests.support.job_stores import ANSWER, DAY_S, Jobs, chunk, ids, key, line, part
 from tests.support.sqlite_support import Disk, Monotonic, failing, fill

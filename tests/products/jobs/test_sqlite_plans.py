@@ -11,7 +11,7 @@ from gateway.features.runs.rules import label_change
 from gateway.features.runs.step import RunQuery, RunToChange
 from gateway.products.jobs.dead_letters.rules import LetterPage
 from gateway.products.jobs.model import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.responses.store import KeptBounds
 from tests.features.runs.test_run_store import room, step
 from tests.support.conformance import Wall

@@ -23,7 +23,7 @@ from gateway.drivers.sqlite_file import open_file
 from gateway.drivers.sqlite_store import STATE_FILE, SqliteStore
 from gateway.products.jobs.model import FINALISE, JobFlag, JobQuery, JobState
 from gateway.products.jobs.sqlite_rows import APPLICATION_ID, JOBS_FILE
-from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.responses.store import LogPage
 from tests.products.jobs.telling import check_told, run_the_rest, worker
 from tests.support.conformance import Wall

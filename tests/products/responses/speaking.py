@@ -12,7 +12,7 @@ import orjson
 from gateway.core.call import Call, Reply
 from gateway.core.openai.sse import event_json, split_events
 from gateway.core.types import Usage
-from gateway.products.jobs.calls.ports import CallServer
+from gateway.products.jobs.calls import CallServer
 from gateway.products.jobs.model import JobKind
 from gateway.products.jobs.worker import RunningWork
 from gateway.products.responses.log import EventReading, LiveLogs

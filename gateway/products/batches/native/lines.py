@@ -53,7 +53,7 @@ from gateway.products.batches.input import lines_of as numbers_of
 from gateway.products.batches.native.formats import ProviderAnswer, ProviderRefused, part_line, read_answer, read_result
 from gateway.products.batches.native.rules import Part
 from gateway.products.batches.output import ENDPOINT, MODELS, LineIdentity, answered_line, part_blob, plan_of
-from gateway.products.jobs.calls.ports import NativeAccounts, ProviderBatches
+from gateway.products.jobs.calls import NativeAccounts, ProviderBatches
 from gateway.products.jobs.dead_letters.rules import DEAD_CLASSES
 from gateway.products.jobs.model import FINALISE, Job, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, BatchRules

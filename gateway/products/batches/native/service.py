@@ -61,7 +61,7 @@ from gateway.products.batches.output import (
     request_of,
     sum_of_lines,
 )
-from gateway.products.jobs.calls.ports import MakeCall, NativeAccounts, ProviderBatches, TellRun, tell_nobody
+from gateway.products.jobs.calls import MakeCall, NativeAccounts, ProviderBatches, TellRun, tell_nobody
 from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
 from gateway.products.jobs.runner import run_of

@@ -18,7 +18,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.snapshot import Policies
-from gateway.products.jobs.dead_letters.replay.replay import ReplaySpec, read_filter, read_spec
+from gateway.products.jobs.dead_letters.replay import ReplaySpec, read_filter, read_spec
 from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage
 from gateway.products.jobs.dead_letters.service import DeadLetterService, ReplayPlan
 from gateway.products.jobs.model import Job, JobError, JobsOff

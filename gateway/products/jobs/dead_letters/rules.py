@@ -31,6 +31,8 @@ from gateway.products.jobs.model import (
 
 REPLAYS: Final = "replays"
 """In `about` of a job: the id of the dead letter that it runs again."""
+CLASS: Final = "letter_class"
+"""In `about` of a job that replays: the class of its letter."""
 TRAIL: Final = "trail"
 """In `marks` of a job: its failed attempts so far."""
 POISON: Final = "worker_crashed"

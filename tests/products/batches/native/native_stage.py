@@ -25,7 +25,7 @@ from gateway.products.batches.input import IndexEntry, pack_entry
 from gateway.products.batches.native.rules import plan_parts
 from gateway.products.batches.native.service import NativeParts, PartCharges
 from gateway.products.batches.output import INDEX, INPUT, LINES_PER_CHUNK, MODELS, NATIVE, PARALLEL
-from gateway.products.jobs.calls.ports import CallServer, ProviderBatches
+from gateway.products.jobs.calls import CallServer, ProviderBatches
 from gateway.products.jobs.model import CHECK, FINALISE, ClaimedWork, Job, JobEnd, JobKind, JobState
 from gateway.products.jobs.rules import BatchRules, JobRules, NativeRules, SegmentRules
 from gateway.products.jobs.worker import JobWorker, RunningWork

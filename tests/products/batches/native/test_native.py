@@ -14,7 +14,7 @@ import pytest
 from gateway.core.errors import Forbidden
 from gateway.products.batches.output import WAITS_FOR
 from gateway.products.jobs.model import JobFlag, JobState
-from gateway.products.jobs.service.job_request import RUN_WORDS
+from gateway.products.jobs.request import RUN_WORDS
 from tests.products.batches.native.native_provider import Lies
 from tests.products.batches.native.native_stage import PRICE_USD, NativeStage, native_rules
 from tests.support.virtual import LoopClock, run

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.products.batches.native import rules
-from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import JobState
 from tests.products.batches.native.native_provider import Lies
 from tests.products.batches.native.native_stage import PRICE_USD, NativeStage, native_rules

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.dead_letters.replay.replay import LetterFilter, letters_of
+from gateway.products.jobs.dead_letters.replay import LetterFilter, letters_of
 from gateway.products.jobs.dead_letters.rules import (
     REPLAYS,
     DeadGroup,
@@ -40,8 +40,8 @@ async def test_all_groups_can_be_walked_through(jobs: Jobs, monkeypatch: pytest.
     """However many there are beside those that are listed, in the order of their ids; what goes meanwhile moves none."""
     for store in (
         "tests.support.memory_store.dead_letters",
-        "gateway.products.jobs.dead_letters.sqlite.dead_rows",
-        "gateway.products.jobs.dead_letters.redis.dead_letters",
+        "gateway.products.jobs.dead_letters.sqlite",
+        "gateway.products.jobs.dead_letters.redis",
     ):
         monkeypatch.setattr(f"{store}.MOST_GROUPS", 3)
         monkeypatch.setattr(f"{store}.GROUPS_AT_ONCE", 4)

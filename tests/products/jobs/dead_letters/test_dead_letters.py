@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.jobs.calls.ports import failure_of
+from gateway.products.jobs.calls import failure_of
 from gateway.products.jobs.dead_letters.rules import MOST_TEMPLATE, template_of
 from tests.rows import rows
 

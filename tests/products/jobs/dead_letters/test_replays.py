@@ -12,11 +12,10 @@ import orjson
 import pytest
 
 from gateway.products.batches.guards import MOST_CRASHES
-from gateway.products.jobs.calls.ports import StoredRequest
-from gateway.products.jobs.dead_letters.replay.replay import LetterFilter, ReplayFactory, ReplaySpec, replay_job
-from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
+from gateway.products.jobs.calls import StoredRequest
+from gateway.products.jobs.dead_letters.replay import LetterFilter, ReplayFactory, ReplaySpec, replay_job
 from gateway.products.jobs.dead_letters.rules import DeadGroup, LetterState, derived_letter_id
-from gateway.products.jobs.dead_letters.service import DeadLetterService
+from gateway.products.jobs.dead_letters.service import DeadLetterService, ReplayJobs
 from gateway.products.jobs.model import ClaimAsk, JobEnd, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.jobs.store import JobStore

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.peek import LargeBodies
-from gateway.products.jobs.http.events import MOST_REST_BYTES, Parts, split_job, split_large_job
-from gateway.products.jobs.service.job_request import (
+from gateway.products.jobs.answers_http import MOST_REST_BYTES, Parts, split_job, split_large_job
+from gateway.products.jobs.request import (
     MOST_RUN_AT_S,
     JobOptions,
     canonical,

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from gateway.core.clock import SteadyClock
 from gateway.drivers.redis.link import BackgroundTasks, Script
+from gateway.products.jobs import redis_records as records
 from gateway.products.jobs import transitions
-from gateway.products.jobs.dead_letters.redis.letters import LetterChange
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.model import (
     CHECK,
@@ -34,9 +34,15 @@ from gateway.products.jobs.model import (
     Stage,
     WriteResult,
 )
-from gateway.products.jobs.redis_claims import LetterMoved, RedisClaims, RedisSteps, StepEffects, read_result
-from gateway.products.jobs.redis_partitions.durability import Argument, JobPartitions, job_script
-from gateway.products.jobs.redis_records import records
+from gateway.products.jobs.redis_claims import (
+    LetterChange,
+    LetterMoved,
+    RedisClaims,
+    RedisSteps,
+    StepEffects,
+    read_result,
+)
+from gateway.products.jobs.redis_partitions import Argument, JobPartitions, job_script
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, PieceMachine, WholeJob
 
 ACCEPT, TAKE_BACK = job_script("accept", "take"), job_script("take_back", "take", "erase")

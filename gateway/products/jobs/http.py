@@ -20,8 +20,7 @@ from gateway.core.peek import LargeBodies
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Lane, Server
 from gateway.features.runs.step import run_words
-from gateway.products.jobs.calls.ports import STRICT, MakeCall, StoredRequest
-from gateway.products.jobs.http.events import (
+from gateway.products.jobs.answers_http import (
     POLL_AFTER_S,
     EventReaders,
     Parts,
@@ -32,9 +31,10 @@ from gateway.products.jobs.http.events import (
     split_large_job,
     stored_headers,
 )
+from gateway.products.jobs.calls import STRICT, MakeCall, StoredRequest
 from gateway.products.jobs.model import Job, JobQuery, NoResult
-from gateway.products.jobs.service.job_request import read_options
-from gateway.products.jobs.service.job_service import JobService
+from gateway.products.jobs.request import read_options
+from gateway.products.jobs.service import JobService
 from gateway.products.routes import ObjectRoute, caller_of, limit_of, statuses_of, tenant_of
 from gateway.routes import json_response
 

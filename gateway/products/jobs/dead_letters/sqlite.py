@@ -1,4 +1,4 @@
-"""Dead letters as rows, and their groups; used by the file's thread, in transactions."""
+"""Dead letters as rows of the jobs file, and their groups; used by the file's thread, in transactions."""
 
 from __future__ import annotations
 

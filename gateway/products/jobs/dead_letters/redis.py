@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from gateway.products.jobs.dead_letters.redis.letters import LetterChange, read_letter
+from gateway.products.jobs import redis_records as records
 from gateway.products.jobs.dead_letters.rules import (
     DeadGroup,
     DeadLetter,
@@ -17,10 +17,9 @@ from gateway.products.jobs.dead_letters.rules import (
     stripped,
 )
 from gateway.products.jobs.model import ClaimedWork, NewJob
-from gateway.products.jobs.redis_claims import RedisSteps
-from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
-from gateway.products.jobs.redis_records import records
-from gateway.products.jobs.redis_records.acceptance import RedisWrites
+from gateway.products.jobs.redis_acceptance import RedisWrites
+from gateway.products.jobs.redis_claims import LetterChange, RedisSteps, read_letter
+from gateway.products.jobs.redis_partitions import JobPartitions, job_script
 from gateway.products.jobs.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS
 
 WRITE, PURGE = job_script("letters_write", "take", "letters"), job_script("letters_purge", "letters")

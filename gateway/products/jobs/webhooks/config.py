@@ -16,8 +16,8 @@ from gateway.core.config.schema import ConfigFile, Entry, check
 from gateway.core.config.source import Document, Path, beside, did_you_mean
 from gateway.core.snapshot import Key
 from gateway.products.jobs.rules import JobRules, JobSettings
-from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets
 from gateway.products.jobs.webhooks.rules import EVENTS, REQUESTED, WebhookRules, Webhooks, WebhookSettings
+from gateway.products.jobs.webhooks.secrets_config import HookSecrets
 
 MOST_NAME_CHARS: Final = 64
 _ANONYMOUS: Final = "anonymous"

@@ -1,6 +1,6 @@
 """The store of jobs in an SQLite file: jobs outlive the process, and what was acknowledged outlives a loss of power.
 
-The file's thread does the work, in one transaction for all that arrives together; the modules beside this one say what. There
+The file's thread does the work, in one transaction for all that arrives together; `sqlite` and `sqlite_rows` say what. There
 are no leases: whoever opens the file has it alone, and knows that everybody who had claims before is dead. Unlike the state
 store this one never pretends: where the disk fails, or says nothing, every method raises JobsUnavailable, and what was refused
 does not happen later.
@@ -20,8 +20,8 @@ from gateway.drivers.sqlite_file import Connect
 from gateway.features.runs.sqlite import SqliteRuns
 from gateway.products.batches.sqlite import SqliteJobFiles
 from gateway.products.jobs import sqlite_rows, transitions
-from gateway.products.jobs.dead_letters.rules import DeadLetter
-from gateway.products.jobs.dead_letters.sqlite.dead_letters import SqliteDeadLetters
+from gateway.products.jobs.dead_letters import sqlite as dead_rows
+from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage, ReplayResult, replaying
 from gateway.products.jobs.model import (
     Accepted,
     ChunkPlan,
@@ -44,9 +44,9 @@ from gateway.products.jobs.model import (
     nothing_follows,
 )
 from gateway.products.jobs.sqlite import Oldest, Replacement, SqliteAcceptance, SqliteClaims, SqlitePieces
-from gateway.products.jobs.sqlite_rows import OPEN, STATES
-from gateway.products.jobs.sqlite_store.file import FAILED, JobsFile
-from gateway.products.jobs.transitions import OpenBounds
+from gateway.products.jobs.sqlite_file import FAILED, JobsFile
+from gateway.products.jobs.sqlite_rows import OPEN, STATES, Rest
+from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, written
 from gateway.products.responses.sqlite import SqliteEventLogs, SqliteKeptResponses
 from gateway.products.responses.store import KeptBounds
 
@@ -272,3 +272,77 @@ class SqliteJobStore:
         if ticked is not FAILED:
             self._oldest, quiet_until = ticked
             self._file.note_quiet(quiet_until, self._changes)
+
+
+# Its dead letters; files, logs, responses and runs are beside their products.
+
+
+LETTERS_AT_ONCE = 100
+"""Letters that are removed in one step, after which others have their turn."""
+
+
+class SqliteDeadLetters:
+    """Implements `gateway.products.jobs.dead_letters.rules.DeadLetters`."""
+
+    def __init__(
+        self, file: JobsFile, pieces: SqlitePieces, acceptance: SqliteAcceptance, wall: Callable[[], float]
+    ) -> None:
+        self._file = file
+        self._pieces = pieces
+        self._acceptance = acceptance
+        self._wall = wall
+
+    async def groups(self, samples: int, after: str | None = None) -> Sequence[DeadGroup]:
+        """Returns the groups with the most letters, the largest first, each with its newest letters; or the next by id."""
+        return await self._file.read(lambda db: dead_rows.groups(db, samples, after))
+
+    async def page(self, page: LetterPage) -> Sequence[DeadLetter]:
+        """Returns the letters of a group that are open, in order."""
+        return await self._file.read(lambda db: dead_rows.page_of(db, page))
+
+    async def find(self, letter_id: str) -> DeadLetter | None:
+        """Returns a letter."""
+        return await self._file.read(lambda db: dead_rows.find(db, letter_id))
+
+    async def payload(self, letter_id: str) -> bytes | None:
+        """Returns the payload of a letter's job."""
+        return await self._file.read(lambda db: dead_rows.payload(db, letter_id))
+
+    async def replay(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> ReplayResult:
+        """Marks a letter as being replayed, and accepts its new job, in one transaction."""
+        now, taken = self._wall(), next(self._pieces.numbers)
+
+        def replayed(db: sqlite3.Connection) -> ReplayResult:
+            row = self._pieces.claimed(db, work)
+            if row is None:
+                return ReplayResult(NOT_OURS, is_done=False)
+            letter = dead_rows.find(db, letter_id)
+            begun = None if letter is None else replaying(letter, work.job.id, number, new.job.id)
+            if letter is not None and begun is not None:
+                dead_rows.change(db, letter, begun)
+                self._acceptance.accept(db, new, now, taken)
+                sqlite_rows.keep(db, row, transitions.one_more(row.job))
+            return ReplayResult(written(row.job), is_done=begun is not None)
+
+        return await self._file.write(replayed)
+
+    async def purge(self, letter_ids: Sequence[str]) -> int:
+        """Removes letters; returns how many there were."""
+        return await self._file.write(lambda db: _purge(db, letter_ids))
+
+    async def trim(self, before: float, max_bytes: int, most: int) -> int:
+        """Removes old letters, and of the oldest others the payloads."""
+        return await self._file.write(lambda db: _trim(db, before, max_bytes, most))
+
+
+def _purge(db: sqlite3.Connection, letter_ids: Sequence[str], count: int = 0) -> int | Rest:
+    count += dead_rows.purge(db, letter_ids[:LETTERS_AT_ONCE])
+    rest = letter_ids[LETTERS_AT_ONCE:]
+    return Rest(lambda db: _purge(db, rest, count)) if rest else count
+
+
+def _trim(db: sqlite3.Connection, before: float, max_bytes: int, most: int, count: int = 0) -> int | Rest:
+    step = min(most - count, LETTERS_AT_ONCE)
+    done = dead_rows.trim(db, before, max_bytes, step)
+    count += done
+    return count if done < step or count == most else Rest(lambda db: _trim(db, before, max_bytes, most, count))

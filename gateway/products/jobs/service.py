@@ -13,7 +13,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, KeyReused, NotFound
 from gateway.features.reuse.keys import LARGE_BYTES, fingerprint, record_key
 from gateway.products.batches.input import bare_provider
-from gateway.products.jobs.calls.ports import headers_to_keep
+from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,
     JOB,
@@ -32,8 +32,7 @@ from gateway.products.jobs.model import (
     derived_call_id,
     new_id,
 )
-from gateway.products.jobs.rules import JobRules, SegmentRules
-from gateway.products.jobs.service.job_request import (
+from gateway.products.jobs.request import (
     FINGERPRINT,
     IDEMPOTENCY_KEY,
     QUERY,
@@ -42,6 +41,7 @@ from gateway.products.jobs.service.job_request import (
     JobOptions,
     canonical,
 )
+from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL
 from gateway.products.jobs.webhooks.service import refuse_request_url

@@ -11,7 +11,15 @@ import orjson
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.products.batches.input import read_line
-from gateway.products.jobs.dead_letters.rules import REPLAYS, DeadGroup, DeadLetter, LetterKind, LetterPage, LetterState
+from gateway.products.jobs.dead_letters.rules import (
+    CLASS,
+    REPLAYS,
+    DeadGroup,
+    DeadLetter,
+    LetterKind,
+    LetterPage,
+    LetterState,
+)
 from gateway.products.jobs.model import (
     DELIVERY,
     JOB,
@@ -24,8 +32,8 @@ from gateway.products.jobs.model import (
     Tally,
     derived_replay_id,
 )
+from gateway.products.jobs.request import IDEMPOTENCY_KEY
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.service.job_request import IDEMPOTENCY_KEY
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.webhooks.rules import DEADLINE_S, MESSAGE_ID
 
@@ -35,8 +43,6 @@ LASTS_S: Final = 7 * 86_400.0
 """A replay that is not through by then ends."""
 USUAL_RATE: Final = 5.0
 MOST_RATE: Final = 1000.0
-CLASS: Final = "letter_class"
-"""In `about` of a job that replays: the class of its letter."""
 _FILTER: Final = ("id", "group", "kind", "class", "model", "tenant")
 _NOT_AGAIN: Final = ("dedupe_key", "debounce", IDEMPOTENCY_KEY)
 """Under its key a call would get the answer again of which it died."""

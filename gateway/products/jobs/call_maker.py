@@ -20,7 +20,7 @@ from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.features.output.rules import OutputRule
 from gateway.features.runs.step import part_of
-from gateway.products.jobs.calls.ports import STRICT, StoredRequest
+from gateway.products.jobs.calls import STRICT, StoredRequest
 from gateway.products.pipelines.http import StepRules, part_of_step
 from gateway.routes import WORK
 
@@ -37,7 +37,7 @@ def endpoint_of(path: str) -> Endpoint:
 
 
 class CallMaker:
-    """Implements `gateway.products.jobs.calls.ports.MakeCall`."""
+    """Implements `gateway.products.jobs.calls.MakeCall`."""
 
     def __init__(self, policies: Policies, clock: Clock) -> None:
         self._policies = policies

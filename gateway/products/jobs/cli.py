@@ -1,4 +1,4 @@
-"""A caller's end of `/v1`: jobs, batches and files of a running gateway.
+"""Commands about jobs: a caller's end of `/v1`, how jobs look on a terminal, `gateway jobs`, and `gateway work`.
 
 It must not know the gateway's inside, only its HTTP. Every failure is an `AdminRefused` with a sentence that says what to do;
 it is misuse if the same would be refused again, else it may pass. The key goes to the address that was named and nowhere
@@ -8,20 +8,29 @@ else. Invariant: of a file a piece at a time is in memory.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
-from gateway.cli.config import local_gateway
+import uvloop
+
+from gateway.cli.config import compile_config, local_gateway, settings_of
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.cli.operate import PIECE_BYTES, AdminRefused, GatewayAddress, lay_out, moment, safe, usd
+from gateway.cli.serve import log_to_stderr
+from gateway.core.errors import ConfigError
+from gateway.products.jobs.rules import JobSettings
+from gateway.workers.worker import running, serve
 
 TIMEOUT_S = 60.0
 """Of each wait for the gateway: it answers an upload when the file is on its disk."""
@@ -390,3 +399,70 @@ def _ask(
         return fail(error.message, UNUSABLE if error.is_misuse else FAILED)
     print(json.dumps(answer, indent=2) if options.json else show_answer(answer))
     return OK
+
+
+# A gateway in this process, for a command that finds none: by the same config, with the same jobs file.
+#
+# It listens on a free port of loopback and lives as long as the command; what it has taken is in its jobs file, and goes on
+# with whatever gateway starts on that next.
+
+LOOK_S = 1.0
+
+
+@contextmanager
+def caller_for(options: argparse.Namespace, progress: ProgressLine) -> Iterator[tuple[CallerClient, bool]]:
+    """Yields a client of the gateway to ask, and whether that is this process's own, which is told.
+
+    It is the one that `--url` names; without one, whoever listens where the config says, else one that is started for this
+    and stops behind it. Raises AdminRefused, ConfigError, StoreUnusable or OSError where that cannot be.
+    """
+    usual = local_gateway(options, os.environ).url
+    if options.url is not None or _is_taken(usual):
+        yield caller_of(options, options.url or usual), False
+        return
+    settings = settings_of(options)
+    if not settings.config.exists():
+        message = f"no gateway answers at {usual}, and there is no {settings.config} to run one by; "
+        raise AdminRefused(f"{message}name a gateway by --url, or a config by --config", is_misuse=True)
+    if not compile_config(settings).jobs.settings.works:
+        message = "a gateway by this config runs no jobs (jobs.work: false); name a gateway by --url"
+        raise AdminRefused(message, is_misuse=True)
+    with running(settings, os.environ) as url:
+        client = caller_of(options, url)
+        progress.tell(f"no gateway at {usual}: this process is one, by {safe(settings.config)}")
+        yield client, True
+
+
+def _is_taken(url: str) -> bool:
+    place = urlsplit(url)
+    try:
+        socket.create_connection((place.hostname, place.port), LOOK_S).close()
+    except OSError:
+        return False
+    return True
+
+
+# `gateway work`: runs the jobs that gateways take into a Redis, and takes no calls itself.
+
+
+def run_worker(options: argparse.Namespace) -> int:
+    """Runs jobs until it is told to stop. Raises ConfigError where there can be none for it."""
+    settings = settings_of(options)
+    refusal = why_no_work(compile_config(settings).jobs.settings)
+    if refusal:
+        raise ConfigError([f"{settings.config}: {refusal}"])
+    log_to_stderr(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings, os.environ, only_works=True))
+
+
+def why_no_work(jobs: JobSettings) -> str:
+    """Returns why a worker of its own has nothing to do with these settings; empty: it has."""
+    if jobs.redis is not None:
+        return ""
+    if not jobs.is_on:
+        return "jobs are off: there is nothing to work on"
+    return (
+        "jobs.store: an SQLite file is one process's alone, the gateway's that takes the jobs, and that runs them, too. For "
+        "workers of their own keep jobs in a Redis: store: redis://HOST:PORT, or `state: redis://HOST:PORT`"
+    )

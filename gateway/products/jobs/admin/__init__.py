@@ -1,1 +1,0 @@
-"""`/admin/jobs`, and how a request would fare as a job."""

@@ -1,1 +1,0 @@
-"""`gateway jobs`: commands that speak to a running gateway, or open one themselves."""

@@ -1,1 +1,0 @@
-"""The section `jobs` of the config, and `jobs.yaml`."""

@@ -1,1 +1,0 @@
-"""The commands `gateway dlq`: dead letters listed, replayed and deleted."""

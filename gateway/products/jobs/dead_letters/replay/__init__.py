@@ -1,1 +1,0 @@
-"""Replays of dead letters, as jobs of their own."""

@@ -1,1 +1,0 @@
-"""`/v1/jobs`, `Prefer: respond-async`, and the events of a job."""

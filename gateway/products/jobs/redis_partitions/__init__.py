@@ -1,1 +1,0 @@
-"""The partitions of jobs in Redis, and how safe a write is there."""

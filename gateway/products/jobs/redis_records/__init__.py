@@ -1,1 +1,0 @@
-"""Jobs as Redis stores them, and how new ones are accepted."""

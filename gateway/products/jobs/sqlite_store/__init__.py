@@ -1,1 +1,0 @@
-"""The store of jobs in one SQLite file."""

@@ -1,1 +1,0 @@
-"""The sections `webhooks` and `webhook_settings` of the config, and the secrets that sign."""
