@@ -26,7 +26,7 @@ from gateway.core.ports import StoreHealth
 from gateway.core.snapshot import Model
 from gateway.core.types import ALL_TEXT, ErrorClass, Lane
 from gateway.features.runs.metrics import RunCounter
-from gateway.products.jobs.metrics import JobCounter
+from gateway.products.jobs.metrics import JobMeter
 
 # --- what one ended call adds to the metrics ---
 #
@@ -266,7 +266,7 @@ class Telemetry(Collector):
         self._metrics = Metrics()
         self.runs = RunCounter(self._metrics)
         self._calls = CallCounter(self._metrics, self.runs)
-        self.jobs = JobCounter(self._metrics)
+        self.jobs = JobMeter(self._metrics)
         self._metrics.in_flight.values[()] = 0
         self._metrics.reload_errors.totals[()] = 0
         self.before_scrape: Callable[[], None] = _nothing

@@ -23,7 +23,6 @@ from gateway.products.batches.service import BatchService, FileService
 from gateway.products.jobs.answers_http import EventReaders
 from gateway.products.jobs.calls import (
     CallServer,
-    JobMeter,
     MakeCall,
     NativeAccounts,
     ProviderBatches,
@@ -34,6 +33,7 @@ from gateway.products.jobs.calls import (
 from gateway.products.jobs.dead_letters.replay import ReplayFactory
 from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries, ReplayJobs
 from gateway.products.jobs.http import JobRoutes, ReadBody
+from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
 from gateway.products.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of, run_of

@@ -19,7 +19,7 @@ from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry, plan_chunks
 from gateway.products.batches.output import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL
 from gateway.products.jobs.calls import CallServer, StoredRequest
-from gateway.products.jobs.metrics import JobCounter
+from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import (
     CHECK,
     FINALISE,
@@ -78,7 +78,7 @@ class Stage:
         server = CallServer(self.make_call, self.serve, self.clock)
         self.changed: list[str] = []
         self.metrics = Metrics()
-        self.meter = JobCounter(self.metrics)
+        self.meter = JobMeter(self.metrics)
         self.calls = CallJobs(self.store, server, self.clock, self._rules_of, lambda: 1.0)
         self.chunks = ChunkRunner(self.store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0)
         self.worker = self.make_worker()

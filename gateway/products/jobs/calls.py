@@ -1,4 +1,4 @@
-"""What the worker needs of others: outcomes judged, calls made of stored requests, metrics, providers' Batch APIs."""
+"""What the worker needs of others: outcomes judged, calls made of stored requests, providers' Batch APIs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ from gateway.core.types import ErrorClass, Lane, Usage
 from gateway.dialects import shapes
 from gateway.features.runs.rules import RunBudgetExceeded, RunChange, RunWords
 from gateway.products.batches.native.formats import RemoteBatch
-from gateway.products.jobs.dead_letters.rules import DeadGroup
-from gateway.products.jobs.model import Job, JobError, JobState, LineResult, StoredAnswer
+from gateway.products.jobs.model import JobError, StoredAnswer
 from gateway.products.jobs.rules import JobRules
 
 # What becomes of a piece of work: done, failed for good, tried again later, put off, or broken off.
@@ -197,61 +196,6 @@ class ServeCall(Protocol):
 
     def __call__(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """Serves the call. Raises GatewayError."""
-        ...
-
-
-class JobMeter(Protocol):
-    """The sink of what is counted of jobs. Every method is cheap and synchronous, and never raises."""
-
-    def began(self, job: Job, waited_s: float) -> None:
-        """Counts a job whose first piece has begun, so long after it could have."""
-        ...
-
-    def ended(self, job: Job, state: JobState, ran_s: float) -> None:
-        """Counts a job that has ended, so long after it began."""
-        ...
-
-    def tried_again(self, error_class: str) -> None:
-        """Counts an attempt that came to nothing, after which there is another."""
-        ...
-
-    def lines(self, results: Sequence[LineResult]) -> None:
-        """Counts lines of batches whose results were committed."""
-        ...
-
-    def claim_lost(self) -> None:
-        """Counts a claim that ended while its worker still worked on it."""
-        ...
-
-    def braked(self, error_class: str) -> None:
-        """Counts a batch that was slowed down to single tries."""
-        ...
-
-    def degraded(self, code: str) -> None:
-        """Counts a call that became a job where it would have been refused with this code."""
-        ...
-
-    def delivered(self, endpoint: str, result: str) -> None:
-        """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
-        ...
-
-    def paid(
-        self, model: str, target: str, key: str, results: Sequence[LineResult], estimated: Collection[int] = ()
-    ) -> None:
-        """Counts what lines have used and cost at a provider's own Batch API, all by their names in the config; `estimated` are
-        the numbers of those of which it has told too little."""
-        ...
-
-    def lost(self, target: str, gaps: Mapping[tuple[str, str], int]) -> None:
-        """Counts fields of lines that did not reach a provider's own Batch API as they were said, by field and how."""
-        ...
-
-    def dead(self, groups: Sequence[DeadGroup], now: float) -> None:
-        """Sets how many dead letters there are; `now` is wall-clock seconds."""
-        ...
-
-    def replayed(self, error_class: str, *, is_ok: bool) -> None:
-        """Counts the end of a dead letter's replay."""
         ...
 
 

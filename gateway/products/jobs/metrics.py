@@ -1,4 +1,4 @@
-"""What jobs add to the numbers. Implements `JobMeter`."""
+"""What jobs add to the numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gateway.products.jobs.dead_letters.rules import DeadGroup
 from gateway.products.jobs.model import Job, JobDepth, JobState, LineResult
 
 
-class JobCounter:
-    """Counts jobs."""
+class JobMeter:
+    """Counts jobs, and what becomes of them. Every method is cheap and synchronous, and never raises."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -48,14 +48,14 @@ class JobCounter:
         self._metrics.jobs_degraded.totals[(code,)] += 1
 
     def delivered(self, endpoint: str, result: str) -> None:
-        """Counts an attempt to tell a webhook something."""
+        """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
         self._metrics.webhooks.totals[endpoint, result] += 1
 
     def paid(
         self, model: str, target: str, key: str, results: Sequence[LineResult], estimated: Collection[int] = ()
     ) -> None:
-        """Counts what lines have used and cost at a provider's own Batch API; `estimated` are the numbers of those of which it
-        has told too little."""
+        """Counts what lines have used and cost at a provider's own Batch API, all by their names in the config; `estimated` are
+        the numbers of those of which it has told too little."""
         tokens, cost = self._metrics.tokens.totals, self._metrics.cost.totals
         for result in results:
             tokens[model, target, "input", key] += result.input_tokens
@@ -69,7 +69,7 @@ class JobCounter:
                 self._metrics.estimated_cost.totals[model, target, key] += result.cost_usd
 
     def lost(self, target: str, gaps: Mapping[tuple[str, str], int]) -> None:
-        """Counts fields of lines that did not reach a provider's own Batch API as they were said."""
+        """Counts fields of lines that did not reach a provider's own Batch API as they were said, by field and how."""
         for (field, how), lines in gaps.items():
             self._metrics.lossy_fields.totals[target, field, how] += lines
 

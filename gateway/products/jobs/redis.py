@@ -130,7 +130,6 @@ class RedisJobStore:
 
     @property
     def durability_lag_s(self) -> float:
-        """Returns the seconds until what was written stays."""
         return self._durability.durability_lag_s
 
     @property
@@ -150,21 +149,17 @@ class RedisJobStore:
         return await self._cancellable.claim(asks)
 
     async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
-        """Extends claims, and says what has been asked of their jobs meanwhile."""
         return await self._claims.renew(works)
 
     async def give_back(
         self, work: ClaimedWork, *, run_at: float | None, error: JobError | None = None, is_attempt: bool
     ) -> WriteResult:
-        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
         return await self._writes.give_back(work, run_at, error, is_attempt=is_attempt)
 
     async def park(self, work: ClaimedWork, children: Sequence[NewJob], progress: Mapping[str, object]) -> WriteResult:
-        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
         return await self._writes.park(work, children, progress)
 
     async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
-        """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
         return await self._writes.begin_lines(work, plan, marks)
 
     async def commit(
@@ -174,24 +169,19 @@ class RedisJobStore:
         return await self._commits.commit(work, results, dead)
 
     async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
-        """Returns what was committed for a claimed chunk so far, in the order of lines."""
         return await self._places.lines(self._partitions.of_work(work), work.job.id, [work.piece])
 
     async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
-        """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
         return await self._writes.note(work, marks)
 
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
-        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
         return await self._writes.complete_chunk(work, result)
 
     async def chunk_results(self, job_id: str) -> Sequence[ChunkResult]:
-        """Returns the chunks of a batch that are complete, in order."""
         partition = await self._places.find(job_id, None)
         return [] if partition is None else await self._places.chunks(partition, job_id)
 
     async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
-        """Returns the results of lines whose chunks are not complete."""
         partition = self._partitions.of_work(work)
         return await self._places.lines(partition, work.job.id, await self._places.open_chunks(partition, work.job.id))
 
@@ -214,17 +204,14 @@ class RedisJobStore:
         return await self._partitions.retry_until_known(ask)
 
     async def find(self, job_id: str, tenant: str | None) -> Job | None:
-        """Returns a job; None: there is none, or it is another tenant's."""
         row = await self._places.row(job_id, tenant, b"s")
         return None if row is None else records.read_job(job_id, row[0])
 
     async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
-        """Returns the stored answer of a `call` that has one."""
         row = await self._places.row(job_id, tenant, b"s", b"a", b"y")
         return None if row is None or row[1] is None else records.read_answer(row[1], row[2])
 
     async def list_jobs(self, query: JobQuery) -> JobPage:
-        """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
         if query.after is None:
             return await acceptance.page_of(self._partitions, query, None)
         row = await self._places.row(query.after, query.tenant, b"s")
@@ -246,7 +233,6 @@ class RedisJobStore:
         return identity.decode()
 
     async def forget_ended(self, before: float, most: int) -> int:
-        """Forgets the jobs that ended first, before `before`, with their answers."""
         return await acceptance.forget_ended(self._partitions, before, most)
 
     def on_ready(self, wake: Callable[[], None]) -> None:
@@ -284,16 +270,13 @@ class RedisJobStore:
                 self._checked_at = time.monotonic()
                 await self._claims.tidy()
                 await self._look_at_settings()
-                await self._try_to_settle()
+                # whether writes can be made as safe again as they should be is found out by one
+                mark = self._partitions.mark(0)
+                if self._durability.shortage and mark is not None:
+                    await self._partitions.command(b"SET", mark, b"", b"PX", 30_000)
+                    await self._partitions.settle([mark])
             elif self._connections != self._links[0].connections:
                 await self._look_at_settings()
-
-    async def _try_to_settle(self) -> None:
-        """Finds out whether writes can be made as safe again as they should be. Raises JobsUnavailable."""
-        mark = self._partitions.mark(0)
-        if self._durability.shortage and mark is not None:
-            await self._partitions.command(b"SET", mark, b"", b"PX", 30_000)
-            await self._partitions.settle([mark])
 
     async def _look_at_settings(self) -> None:
         connections = self._links[0].connections

@@ -409,8 +409,6 @@ class RedisWrites:
     async def give_back(
         self, work: ClaimedWork, run_at: float | None, error: JobError | None, *, is_attempt: bool
     ) -> WriteResult:
-        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
-
         def change(pieces: PieceMachine, kept: WholeJob, now: float, _effects: StepEffects) -> None:
             kept.job = transitions.tried(kept.job, error, is_attempt=is_attempt)
             claims = kept.pieces[work.piece].claims - 1
@@ -426,7 +424,6 @@ class RedisWrites:
         return await self._steps.write("give_back", work, change, was_done)
 
     async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
-        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
         news = transitions.fitting(work.job, children)
         if work.job.kind is not JobKind.RUN:
             return NOT_OURS
@@ -441,7 +438,6 @@ class RedisWrites:
         return await self._steps.write("park", work, change, lambda job: job.ended_by == str(work.fence))
 
     async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
-        """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
         if work.piece != CHECK:
             return NOT_OURS
 
@@ -454,15 +450,12 @@ class RedisWrites:
         )
 
     async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
-        """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
-
         def change(_pieces: PieceMachine, kept: WholeJob, _now: float, _effects: StepEffects) -> None:
             kept.job = transitions.noted(kept.job, marks)
 
         return await self._steps.write("note", work, change, lambda _: False, is_durable=True)
 
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
-        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
         if not transitions.is_chunk(work.job, work.piece):
             return NOT_OURS
         partition = self._partitions.of_work(work)

@@ -232,6 +232,7 @@ class RedisSteps:
         *,
         is_durable: bool = False,
     ) -> T | None:
+        """Reads the job, changes a copy, and writes what differs if the job is still as it was read; else again from there."""
         is_fresh = False
         for _ in range(MOST_TRIES):
             mark = self._partitions.mark(partition) if is_durable else None
@@ -241,7 +242,9 @@ class RedisSteps:
                     self._known.pop(job_id, None)
                     return None
             job, writes, effects = _copy(seen), seen.writes, StepEffects()
-            replays = await self._replayed_by(partition, job)
+            letter_id = job.kept.job.about.get(REPLAYS)
+            # the dead letter that the job runs again: the job's end, if this is it, is written into it
+            replays = None if letter_id is None else await self.letters.seen(partition, letter_id)
             result = change(self._pieces(effects, job, replays), job, self._partitions.now(), effects)
             arguments = _arguments(job_id, seen, job, effects)
             if arguments is None:
@@ -264,7 +267,7 @@ class RedisSteps:
                 await self._settle(mark, result)
                 return result
             if effects.replays_letter and seen.writes == writes:
-                raise LetterMoved
+                raise LetterMoved  # the job is as it was: so it was the letter that kept it from being written
         raise JobsUnavailable("Jobs cannot be kept now: too many write about one of them at once.")
 
     async def _settle(self, mark: bytes | None, result: object) -> None:
@@ -274,11 +277,6 @@ class RedisSteps:
         except NotDurable as short:
             short.result = result
             raise
-
-    async def _replayed_by(self, partition: int, job: RedisJob) -> LetterSeen | None:
-        """Returns the dead letter that a job runs again, which hears of its end."""
-        letter_id = job.kept.job.about.get(REPLAYS)
-        return None if letter_id is None else await self.letters.seen(partition, letter_id)
 
     def _pieces(self, effects: StepEffects, job: RedisJob, replays: LetterSeen | None) -> PieceMachine:
         def follow(kept: WholeJob, end: JobEnd, _now: float) -> None:

@@ -16,7 +16,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.features.reuse.layers import IDEMPOTENT
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
-from gateway.products.jobs.calls import JobMeter
+from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import DedupeConflict, Job, JobsUnavailable, StoredAnswer
 from gateway.products.jobs.request import read_option_headers
 from gateway.products.jobs.service import DegradedCalls, JobService

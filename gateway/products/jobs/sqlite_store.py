@@ -52,8 +52,10 @@ from gateway.products.responses.store import KeptBounds
 
 
 class SqliteJobStore:
-    """Implements `gateway.products.jobs.store.JobStore` on a file, for one event loop; the constructor raises
-    StoreUnusable."""
+    """Implements `gateway.products.jobs.store.JobStore` on a file, for one event loop; the constructor raises StoreUnusable.
+
+    The port says what each method does; `SqliteAcceptance`, `SqliteClaims` and `sqlite_rows` do it, in the file's thread.
+    """
 
     lease_s = inf
     durability_lag_s = 0.0
@@ -89,7 +91,6 @@ class SqliteJobStore:
         self._changes = 0
 
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
-        """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs."""
         now, taken = self._wall(), next(self._pieces.numbers)
         replaced: list[Replacement] = []
         accepted: Sequence[Accepted] | TooManyJobs = await self._file.write(
@@ -101,7 +102,6 @@ class SqliteJobStore:
         return accepted
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
-        """Gives pieces that are due: of the highest lane, in that the urgent, then by readiness."""
         now = self._wall()
         if self._file.is_quiet(now):
             return []
@@ -119,14 +119,12 @@ class SqliteJobStore:
     async def give_back(
         self, work: ClaimedWork, *, run_at: float | None, error: JobError | None = None, is_attempt: bool
     ) -> WriteResult:
-        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
         now = self._wall()
         return await self._file.write(
             lambda db: self._claims.give_back(db, work, run_at or now, now, error, is_attempt=is_attempt)
         )
 
     async def park(self, work: ClaimedWork, children: Sequence[NewJob], progress: Mapping[str, object]) -> WriteResult:
-        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
         now, taken, news = self._wall(), next(self._pieces.numbers), transitions.fitting(work.job, children)
 
         def parked(db: sqlite3.Connection) -> WriteResult:
@@ -139,39 +137,31 @@ class SqliteJobStore:
         return await self._file.write(parked)
 
     async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
-        """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
         now = self._wall()
         return await self._file.write(lambda db: self._claims.begin_lines(db, work, plan, marks, now))
 
     async def commit(
         self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter] = ()
     ) -> WriteResult:
-        """Keeps the results of lines of a claimed chunk, durably; of a line that has one the first stays, and counts."""
         return await self._file.write(lambda db: self._claims.commit(db, work, results, dead))
 
     async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
-        """Returns what was committed for a claimed chunk so far, in the order of lines."""
         return await self._file.read(lambda db: self._claims.results(db, work.job.id, work.piece))
 
     async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
-        """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
         return await self._file.write(lambda db: self._claims.note(db, work, marks))
 
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
-        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
         now = self._wall()
         return await self._file.write(lambda db: self._claims.complete_chunk(db, work, result, now))
 
     async def chunk_results(self, job_id: str) -> Sequence[ChunkResult]:
-        """Returns the chunks of a batch that are complete, in order."""
         return await self._file.read(lambda db: self._claims.chunks(db, job_id))
 
     async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
-        """Returns the results of lines whose chunks are not complete."""
         return await self._file.read(lambda db: self._claims.results(db, work.job.id))
 
     async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
-        """Ends a job, and accepts those that follow from its end, whatever the bounds, in one step."""
         now, taken = self._wall(), next(self._pieces.numbers)
 
         def finished(db: sqlite3.Connection) -> WriteResult:
@@ -184,7 +174,6 @@ class SqliteJobStore:
         return await self._file.write(finished)
 
     async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
-        """Asks something of a job; an ended job stays as it is."""
         now = self._wall()
 
         def flagged(db: sqlite3.Connection) -> Job | None:
@@ -198,13 +187,10 @@ class SqliteJobStore:
         return await self._file.write(flagged)
 
     async def find(self, job_id: str, tenant: str | None) -> Job | None:
-        """Returns a job; None: there is none, or it is another tenant's."""
         row = await self._file.read(lambda db: sqlite_rows.find(db, job_id, tenant))
         return None if row is None else row.job
 
     async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
-        """Returns the stored answer of a `call` that has one."""
-
         def answered(db: sqlite3.Connection) -> StoredAnswer | None:
             row = sqlite_rows.find(db, job_id, tenant)
             return None if row is None else sqlite_rows.answer_of(db, row)
@@ -212,7 +198,6 @@ class SqliteJobStore:
         return await self._file.read(answered)
 
     async def list_jobs(self, query: JobQuery) -> JobPage:
-        """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
         return await self._file.read(lambda db: sqlite_rows.page_of(db, query))
 
     async def identity(self) -> str:
@@ -220,11 +205,9 @@ class SqliteJobStore:
         return await self._file.read(sqlite_rows.identity_of)
 
     async def forget_ended(self, before: float, most: int) -> int:
-        """Forgets the jobs that ended first, before `before`, with their answers."""
         return await self._file.write(lambda db: sqlite_rows.forget_ended(db, before, most))
 
     def on_ready(self, wake: Callable[[], None]) -> None:
-        """Registers `wake`, called when work became ready."""
         self._file.on_ready(wake)
 
     def depth(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
@@ -251,7 +234,6 @@ class SqliteJobStore:
 
     @property
     def is_well(self) -> bool:
-        """Tells whether jobs are expected to be kept: the last attempt to write did not fail."""
         return self._file.is_well
 
     async def backup(self, path: str) -> str | None:
@@ -259,7 +241,6 @@ class SqliteJobStore:
         return await self._file.backup(path)
 
     async def aclose(self) -> None:
-        """Writes all that was taken, and takes nothing more."""
         await self._file.aclose()
 
     def _follow(self, db: sqlite3.Connection, ended: Job, now: float) -> None:
@@ -293,23 +274,18 @@ class SqliteDeadLetters:
         self._wall = wall
 
     async def groups(self, samples: int, after: str | None = None) -> Sequence[DeadGroup]:
-        """Returns the groups with the most letters, the largest first, each with its newest letters; or the next by id."""
         return await self._file.read(lambda db: dead_rows.groups(db, samples, after))
 
     async def page(self, page: LetterPage) -> Sequence[DeadLetter]:
-        """Returns the letters of a group that are open, in order."""
         return await self._file.read(lambda db: dead_rows.page_of(db, page))
 
     async def find(self, letter_id: str) -> DeadLetter | None:
-        """Returns a letter."""
         return await self._file.read(lambda db: dead_rows.find(db, letter_id))
 
     async def payload(self, letter_id: str) -> bytes | None:
-        """Returns the payload of a letter's job."""
         return await self._file.read(lambda db: dead_rows.payload(db, letter_id))
 
     async def replay(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> ReplayResult:
-        """Marks a letter as being replayed, and accepts its new job, in one transaction."""
         now, taken = self._wall(), next(self._pieces.numbers)
 
         def replayed(db: sqlite3.Connection) -> ReplayResult:
@@ -327,11 +303,9 @@ class SqliteDeadLetters:
         return await self._file.write(replayed)
 
     async def purge(self, letter_ids: Sequence[str]) -> int:
-        """Removes letters; returns how many there were."""
         return await self._file.write(lambda db: _purge(db, letter_ids))
 
     async def trim(self, before: float, max_bytes: int, most: int) -> int:
-        """Removes old letters, and of the oldest others the payloads."""
         return await self._file.write(lambda db: _trim(db, before, max_bytes, most))
 
 

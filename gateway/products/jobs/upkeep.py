@@ -12,8 +12,9 @@ from typing import Final
 from gateway.core.clock import Clock
 from gateway.features.runs.rules import RunOutcome, label_change
 from gateway.products.batches.output import batch_of_blob
-from gateway.products.jobs.calls import JobMeter, TellRun, tell_nobody
+from gateway.products.jobs.calls import TellRun, tell_nobody
 from gateway.products.jobs.dead_letters.rules import CLASS
+from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Following, Job, JobKind, JobState, JobsUnavailable, NewJob
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore

@@ -20,8 +20,8 @@ from typing import Any, Final, TypeVar
 
 from gateway.core.clock import Clock
 from gateway.core.errors import StoreUnusable
-from gateway.products.jobs.calls import JobMeter
 from gateway.products.jobs.dead_letters.rules import CLASS, POISON
+from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import (
     ClaimAsk,
     ClaimedWork,
@@ -274,8 +274,10 @@ class JobWorker:
                 works, pause_s = (), min(LONGEST_PAUSE_S, 2 * pause_s)
             for work in works:
                 self._begin(work)
-            if not works:
-                await self._sleep_until_woken(pause_s)
+            if not works:  # until something is ready, or has to be looked at
+                timer = self._clock.call_at(self._clock.monotonic() + pause_s, self._wake.set)
+                await self._wake.wait()
+                timer.cancel()
 
     async def _claim(self) -> Sequence[ClaimedWork]:
         if not self._may_begin():
@@ -323,11 +325,6 @@ class JobWorker:
         except JobsUnavailable:
             return False
         return True
-
-    async def _sleep_until_woken(self, longest_s: float) -> None:
-        timer = self._clock.call_at(self._clock.monotonic() + longest_s, self._wake.set)
-        await self._wake.wait()
-        timer.cancel()
 
     def _begin(self, work: ClaimedWork) -> None:
         running = RunningWork(work, self._clock, self._meter, self._changed, self._write)

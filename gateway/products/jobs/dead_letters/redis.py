@@ -39,7 +39,6 @@ class RedisDeadLetters:
         self._letters = steps.letters
 
     async def groups(self, samples: int, after: str | None = None) -> Sequence[DeadGroup]:
-        """Returns the groups with the most letters, the largest first, each with its newest letters; or the next by id."""
         groups: dict[str, DeadGroup] = {}
         for partition in range(self._partitions.number):
             arguments = (samples, MOST_GROUPS) if after is None else (samples, GROUPS_AT_ONCE, after)
@@ -57,7 +56,6 @@ class RedisDeadLetters:
         return sorted(groups.values(), key=lambda group: (-group.number, group.id))[:MOST_GROUPS]
 
     async def page(self, page: LetterPage) -> Sequence[DeadLetter]:
-        """Returns the letters of a group that are open, in order."""
         found: list[DeadLetter] = []
         at, letter_id = page.after
         for partition in range(self._partitions.number):
@@ -66,12 +64,10 @@ class RedisDeadLetters:
         return sorted(found, key=lambda letter: (letter.at, letter.id))[: page.limit]
 
     async def find(self, letter_id: str) -> DeadLetter | None:
-        """Returns a letter."""
         found = await self._letters.find(letter_id)
         return None if found is None else found[1].letter
 
     async def payload(self, letter_id: str) -> bytes | None:
-        """Returns the payload of a letter's job."""
         found = await self._letters.find(letter_id)
         if found is None or not found[1].letter.bytes:
             return None
@@ -108,7 +104,6 @@ class RedisDeadLetters:
                 return ReplayResult(held, is_done=True)
 
     async def purge(self, letter_ids: Sequence[str]) -> int:
-        """Removes letters; returns how many there were."""
         gone = 0
         for partition in range(self._partitions.number):
             for first in range(0, len(letter_ids), AT_ONCE):

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from gateway.core.clock import Clock
 from gateway.core.errors import NotFound
-from gateway.products.jobs.calls import JobMeter
 from gateway.products.jobs.dead_letters.replay import (
     LetterFilter,
     ReplayFactory,
@@ -33,6 +32,7 @@ from gateway.products.jobs.dead_letters.rules import (
     LetterState,
     derived_letter_id,
 )
+from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import DRAW_BYTES, JOB, Job, JobEnd, JobKind, JobState, JobsUnavailable, NewJob, new_id
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore
@@ -243,22 +243,18 @@ class JobRetries:
         if job is None:
             return None
         if job.kind is JobKind.BATCH:
-            return await self._retry_lines(store, job)
+            chosen, count = LetterFilter(kind="line", job_id=job.id), 0
+            async for line in letters_of(store, chosen):
+                count += _is_due(line)
+            if not count:
+                return why_not_again(job, None)
+            return Retried(count, (await self._dead.replay(ReplaySpec(chosen))).id, None)
         letter = await store.dead.find(job.about.get(REPLAYS) or derived_letter_id(job.id, None))
         why_not = why_not_again(job, letter)
         if why_not or letter is None:
             return why_not
         replay = await self._dead.replay(ReplaySpec(LetterFilter(id=letter.id)))
         return Retried(1, replay.id, id_of_replay(letter, letter.replays + 1))
-
-    async def _retry_lines(self, store: JobStore, job: Job) -> Retried | str:
-        chosen = LetterFilter(kind="line", job_id=job.id)
-        count = 0
-        async for letter in letters_of(store, chosen):
-            count += _is_due(letter)
-        if not count:
-            return why_not_again(job, None)
-        return Retried(count, (await self._dead.replay(ReplaySpec(chosen))).id, None)
 
 
 def _is_due(letter: DeadLetter) -> bool:

@@ -233,33 +233,21 @@ class Outward(Protocol):
         ...
 
 
-class FetchGuard(Protocol):
-    """Says which addresses a URL that a caller named may lead to; whoever fetches such a URL asks it twice."""
-
-    def read(self, url: str) -> PublicUrl:
-        """Returns the URL's parts, of which the connection is made. Raises FetchRefused."""
-        ...
-
-    def check(self, addresses: Sequence[str]) -> None:
-        """Looks at all addresses that the URL's name stands for, one of which is connected to. Raises FetchRefused."""
-        ...
-
-
 # The guard of every request to a URL that a caller has named: none leaves but to public addresses.
 
 
 class AddressGuard:
-    """Implements `gateway.products.jobs.webhooks.outward.FetchGuard`."""
+    """Says which addresses a URL that a caller named may lead to; whoever fetches such a URL asks it twice."""
 
     def read(self, url: str) -> PublicUrl:
-        """Returns the URL's parts. Raises FetchRefused."""
+        """Returns the URL's parts, of which the connection is made. Raises FetchRefused."""
         try:
             return read_public_url(url)
         except NotPublic as error:
             raise FetchRefused(f"the URL {error}") from None
 
     def check(self, addresses: Sequence[str]) -> None:
-        """Looks at all addresses that a name stands for. Raises FetchRefused."""
+        """Looks at all addresses that the URL's name stands for, one of which is connected to. Raises FetchRefused."""
         try:
             refuse_private(addresses)
         except NotPublic as error:
@@ -397,7 +385,7 @@ class GuardedOutward:
 
     def __init__(
         self,
-        guard: FetchGuard,
+        guard: AddressGuard,
         tls: Callable[[], ssl.SSLContext],
         proxied: httpx.AsyncBaseTransport | None = None,
         resolve: Resolve | None = None,
@@ -509,7 +497,7 @@ def _quietly(loop: asyncio.AbstractEventLoop, act: Callable[[], object]) -> None
 # Opens what webhooks leave by: one way to endpoints of the config, which may be internal; a guarded one to others.
 
 
-def open_outwards(guard: FetchGuard, egress_proxy: str | None, ca_file: str | None) -> tuple[Outward, Outward]:
+def open_outwards(guard: AddressGuard, egress_proxy: str | None, ca_file: str | None) -> tuple[Outward, Outward]:
     """Returns the way to endpoints of the config, and the guarded one. Raises OSError for a `ca_file` that cannot be read."""
 
     def tls() -> ssl.SSLContext:

@@ -335,7 +335,10 @@ class RequestedUrls:
             if attempt is not None:
                 standing.note(attempt, now, self._monotonic())
                 self.last.append(attempt)
-            self._forget_if_plain(place, standing)
+            # a host that takes what it gets, and gets nothing now, needs no memory; nor does one whose line is over
+            is_plain = not standing.in_flight and not standing.throttled and standing.line_ends_at <= self._monotonic()
+            if is_plain and self._standings.get(place) is standing:
+                del self._standings[place]
 
         return DeliveryTurn(REQUESTED, f"at {origin}", url, secrets, self._outward, gone_ends_it=True, end=end)
 
@@ -347,12 +350,6 @@ class RequestedUrls:
             standing = self._standings[place] = EndpointHealth()
         self._standings.move_to_end(place)
         return standing
-
-    def _forget_if_plain(self, place: Place, standing: EndpointHealth) -> None:
-        """A host that takes what it gets, and gets nothing now, needs no memory; nor does one whose line is over."""
-        is_plain = not standing.in_flight and not standing.throttled and standing.line_ends_at <= self._monotonic()
-        if is_plain and self._standings.get(place) is standing:
-            del self._standings[place]
 
     def _forget_one(self) -> None:
         """Forgets the host that was in use longest ago, never one that something is under way to: these are few."""
@@ -407,7 +404,9 @@ class Deliveries:
         places = self._requested if job.about[ENDPOINT] == REQUESTED else self._endpoints
         turn = places.turn(job)
         if not isinstance(turn, DeliveryTurn):
-            await self._put_off(running, turn)
+            # the endpoint may not be sent anything for so many seconds; that is no attempt
+            run_at = self._clock.wall() + turn
+            await running.write(lambda: self._store.give_back(running.work, run_at=run_at, is_attempt=False))
             return
         attempt: AttemptResult | None = None
         try:
@@ -456,8 +455,3 @@ class Deliveries:
         await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=True))
         if running.meter is not None:
             running.meter.tried_again(error.error_class)
-
-    async def _put_off(self, running: RunningWork, wait_s: float) -> None:
-        """The endpoint is not to be told anything now; that is no attempt."""
-        run_at = self._clock.wall() + wait_s
-        await running.write(lambda: self._store.give_back(running.work, run_at=run_at, is_attempt=False))
