@@ -137,7 +137,6 @@ def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | N
 
 
 def tenant_of(policies: Policies, request: Request) -> str:
-    """Returns the tenant of who calls. Raises GatewayError."""
     return caller_of(policies, request)[1]
 
 

@@ -15,7 +15,7 @@ from gateway.core.snapshot import Policies
 from gateway.features.runs.step import WriteBehindSum
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.files_http import FileRoutes
-from gateway.products.batches.finish import BatchChecks, BatchEnds, PartialFiles
+from gateway.products.batches.finish import BatchChecks, BatchFinalizer, PartialFiles
 from gateway.products.batches.http import BatchRoutes, MergedLists
 from gateway.products.batches.native.service import NativeParts, PartCharges
 from gateway.products.batches.output import MODELS
@@ -45,11 +45,11 @@ from gateway.products.jobs.webhooks.outward import Outward
 from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, RequestedUrls, delivery_segments
 from gateway.products.jobs.worker import CrashSuspects, JobEngine, JobWorker, LastUsers, RunningWork, RunPiece, Write
 from gateway.products.pipelines.rules import AT_ONCE, count_of, rules_of_items, run_segment
-from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunLooks
+from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunReader
 from gateway.products.pipelines.templates import Count
 from gateway.products.responses.http import ResponseRoutes
-from gateway.products.responses.log import LiveLogs
-from gateway.products.responses.runner import ResponseChores, ResponseJobs
+from gateway.products.responses.log import EventBuffers
+from gateway.products.responses.runner import ResponseJobs, ResponseMaintenance
 from gateway.products.responses.service import ForegroundResponses, ResponseService
 from gateway.products.routes import absent_routes
 
@@ -112,9 +112,9 @@ class JobWork:
         self.service = JobService(engine, clock, rules, price_of, draw)
         self.files = FileService(store, reader, blobs, clock, lambda: policies.current.jobs, draw)
         self.partial = PartialFiles(reader, blobs)
-        self._lives = LiveLogs()
+        self._buffers = EventBuffers()
         self.responses = ResponseService(
-            engine, clock, self.service.watchers, self._lives, rules, self.rules_of, price_of, draw
+            engine, clock, self.service.watchers, self._buffers, rules, self.rules_of, price_of, draw
         )
         self.foreground = ForegroundResponses(serve, self.responses, clock.wall)
         self._server = CallServer(make_call, self.foreground.handle_stored, clock, is_holding)
@@ -125,7 +125,6 @@ class JobWork:
         self._parts: NativeParts | None = None
 
     async def start(self) -> None:
-        """Goes on with the work that is there."""
         await self.engine.start()
 
     async def aclose(self) -> None:
@@ -161,16 +160,16 @@ class JobWork:
         calls = CallJobs(store, self._server, clock, rules_of, draw, suspects)
         chunks = ChunkRunner(store, blobs, self._server, clock, rules_of, draw, self._may_begin, dead_lines)
         checks = BatchChecks(store, blobs, self._policies, clock, rules_of, suspects)
-        ends = BatchEnds(store, blobs, clock, rules_of)
+        ends = BatchFinalizer(store, blobs, clock, rules_of)
         deliveries = Deliveries(store, self.hooks, self.hook_urls, clock, draw)
         replays = ReplayJobs(store, ReplayFactory(store, blobs, clock, default), clock)
         parts = self._parts = self._make_parts(store, chunks)
         changed = self.service.watchers.changed
         steps = RunChildren(blobs, rules_of, self._usd_of)
-        runs = PipelineRuns(store, RunLooks(store, blobs), steps, clock, self._count_of, changed, self._tell_run)
-        forgetting = ResponseChores(store, clock)
+        runs = PipelineRuns(store, RunReader(store, blobs), steps, clock, self._count_of, changed, self._tell_run)
+        forgetting = ResponseMaintenance(store, clock)
         responses = ResponseJobs(
-            store, self._response_server, clock, rules_of, draw, self._lives, forgetting.ended, suspects
+            store, self._response_server, clock, rules_of, draw, self._buffers, forgetting.ended, suspects
         )
 
         async def run_batch(running: RunningWork) -> None:

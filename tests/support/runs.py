@@ -16,8 +16,8 @@ from gateway.products.jobs.model import RUN, Job, JobKind, JobState, NewJob, new
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.worker import RunningWork
 from gateway.products.pipelines.compile import compile_plan
-from gateway.products.pipelines.rules import AT_ONCE, DIGEST, PIPELINE, CarriedRun, rules_of_items
-from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunLooks
+from gateway.products.pipelines.rules import AT_ONCE, DIGEST, PIPELINE, RunPayload, rules_of_items
+from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunReader
 from tests.support.stage import few_lines
 from tests.support.town import Process, Town, View
 
@@ -100,7 +100,7 @@ class RunProcess(Process):
         async def usd_of(_new: NewJob) -> None:
             return None
 
-        looks = RunLooks(self.store, self.blobs)
+        looks = RunReader(self.store, self.blobs)
         children = RunChildren(self.blobs, self._rules_of, usd_of)
         self.runs = PipelineRuns(self.store, looks, children, self.clock, lambda _model: lambda text: len(text) / 4)
         self.advanced = 0
@@ -135,7 +135,7 @@ class RunProcess(Process):
         """Takes a run of a pipeline of this source."""
         plan, problems = compile_plan("p", source)
         assert plan is not None, problems
-        carried = CarriedRun("p", source, given, "/v1/chat/completions")
+        carried = RunPayload("p", source, given, "/v1/chat/completions")
         about = {"endpoint": carried.endpoint, PIPELINE: "p", DIGEST: plan.digest}
         usual = {"kind": JobKind.RUN, "about": about, "model": plan.model_name, "max_attempts": 1}
         new = self.new_job(id, **{**usual, **changes})

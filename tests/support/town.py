@@ -22,7 +22,7 @@ from gateway.core.call import Call, Reply
 from gateway.drivers.redis.link import Link, Script
 from gateway.drivers.redis.wire import Part
 from gateway.fleet.lease import SharedState
-from gateway.products.batches.finish import BatchEnds
+from gateway.products.batches.finish import BatchFinalizer
 from gateway.products.jobs.model import FINALISE, ClaimedWork, Job, derived_file_id
 from gateway.products.jobs.redis import partitions_of
 from gateway.products.jobs.sqlite_store import SqliteJobStore
@@ -274,7 +274,7 @@ class Process(Stage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.ends = BatchEnds(self.store, self.blobs, self.clock, self._rules_of)
+        self.ends = BatchFinalizer(self.store, self.blobs, self.clock, self._rules_of)
 
     async def run_piece(self, running: RunningWork) -> None:
         """Runs every piece but CHECK as the gateway does."""

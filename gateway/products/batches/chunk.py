@@ -68,12 +68,11 @@ class LineCommits:
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._defect: Exception | None = None
-        self._tolerance = FailureLimit(store, running)
+        self._limit = FailureLimit(store, running)
         self.kept = 0
         """The lines whose results the store has."""
 
     def __len__(self) -> int:
-        """Returns how many results wait for a commit."""
         return len(self._results)
 
     @property
@@ -82,7 +81,6 @@ class LineCommits:
         return not self._results and self._task is None and self._defect is None
 
     def add(self, result: LineResult) -> None:
-        """Takes the result of a line."""
         self._results.append(result)
 
     def add_letter(self, letter: DeadLetter) -> None:
@@ -112,7 +110,6 @@ class LineCommits:
             await self._store.commit(self._running.work, self._results, self._dead)
 
     async def aclose(self) -> None:
-        """Ends a commit under way."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -134,7 +131,7 @@ class LineCommits:
                 self.kept += len(results)
                 if self._running.meter is not None:
                     self._running.meter.lines(results)
-                await self._tolerance.heed(results)
+                await self._limit.check(results)
         except Exception as defect:  # noqa: BLE001  # it belongs to the chunk, which is given back for it
             self._defect = defect
         finally:
@@ -189,7 +186,6 @@ class ChunkRunner:
             del self.attempts[line]
 
     async def run(self, running: RunningWork) -> None:
-        """Runs a chunk to its end, or as far as it may go now."""
         self.chunks += 1
         chunk = _Chunk(self, running)
         try:
@@ -445,7 +441,6 @@ class _Chunk:
         return False
 
     def _result(self, who: LineIdentity, tried: TryResult) -> LineResult:
-        """Returns the line's result."""
         self._runner.attempts.pop((self._job.id, who.line), None)
         answer = tried.answer
         if answer is None:

@@ -113,7 +113,6 @@ class FollowedBatch:
             return fail(f"{_sentence_of(error)}; {self._id} is kept at the gateway; {self._ways_on()}", FAILED)
 
     def _end(self) -> dict[str, Any]:
-        """Polls until the batch has ended."""
         while True:
             answer = patiently(self._look, self._progress)
             batch = answer.fields

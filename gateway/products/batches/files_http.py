@@ -178,7 +178,6 @@ class UploadForm:
             yield part
 
     def close(self) -> None:
-        """The body has ended. Raises InvalidRequest where the form has not."""
         if not self.is_complete:
             raise malformed_form("it ends before its last boundary")
 
@@ -267,7 +266,6 @@ class FileRoutes:
         self._partial = partial
 
     def routes(self) -> list[BaseRoute]:
-        """Returns the routes, with and without `/v1`."""
         table = (
             ("POST", "/files", self.create),
             ("GET", "/files", self.list_files),
@@ -278,7 +276,6 @@ class FileRoutes:
         return own_routes(self._policies, FILE, table)
 
     async def create(self, request: Request) -> Response:
-        """Takes an upload."""
         policy = self._policies.current
         index = request_head.index_headers(request.scope["headers"])
         request_head.refuse_encoded(index)
@@ -348,7 +345,6 @@ class FileRoutes:
         return await self._lists.page(request, limit, own)
 
     async def show(self, request: Request) -> Response:
-        """Shows a file."""
         return json_response(file_object(await self._find(request)))
 
     async def content(self, request: Request) -> Response:
@@ -365,7 +361,6 @@ class FileRoutes:
         return await download(request, self._files, file)
 
     async def remove(self, request: Request) -> Response:
-        """Takes a file away."""
         tenant = tenant_of(self._policies, request)
         file_id = request.path_params["id"]
         await self._files.remove(file_id, tenant)

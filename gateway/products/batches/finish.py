@@ -239,7 +239,6 @@ class PartialFiles:
 
 
 def filename_of(job: Job, role: Role) -> str:
-    """Returns what a batch's own file is called."""
     return f"{job.id}_{'output' if role == 'output' else 'error'}.jsonl"
 
 
@@ -254,7 +253,7 @@ class _Draining(Exception):
     """The process is on its way out."""
 
 
-class BatchEnds:
+class BatchFinalizer:
     """Puts batches together."""
 
     def __init__(
@@ -384,14 +383,12 @@ class _Files:
         self.errors = _Part(derived_file_id(work.job.id, "errors"), work.fence)
 
     async def add_chunk(self, chunk: ChunkResult) -> None:
-        """Adds the lines of a complete chunk."""
         for part, blob in ((self.output, chunk.output), (self.errors, chunk.errors)):
             if blob:
                 async for piece in self._blobs.read(blob):
                     await self._write(part, piece)
 
     async def add_lines(self, results: Iterable[LineResult]) -> None:
-        """Adds single lines."""
         results = list(results)
         for part, is_failed in ((self.output, False), (self.errors, True)):
             text = b"".join(result.text for result in results if result.is_failed is is_failed)
@@ -399,7 +396,6 @@ class _Files:
                 await self._write(part, text)
 
     async def abort(self) -> None:
-        """Throws away what was not committed."""
         for part in (self.output, self.errors):
             if part.writer is not None:
                 await part.writer.abort()

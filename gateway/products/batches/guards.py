@@ -60,7 +60,6 @@ class DeferredLines:
         self._refused.setdefault(model, []).append(self._clock.wall() + wait_s)
 
     def let_through(self, model: int) -> None:
-        """Notes that there was room for a line."""
         self._refused.pop(model, None)
 
     def leave_all_until(self, wait_s: float) -> None:
@@ -92,7 +91,6 @@ class LineCalls:
         return calls
 
     def end(self, line: int) -> None:
-        """Forgets a line that is not under way any more."""
         self._calls.pop(line, None)
 
     def held(self) -> int:
@@ -104,7 +102,6 @@ class LineCalls:
         )
 
     def held_lines(self) -> Sequence[int]:
-        """Returns the lines whose calls wait in the delay queue."""
         return [line for line, calls in self._calls.items() if calls and _sent_for(calls).held is not None]
 
 
@@ -137,7 +134,6 @@ class MissingInputs:
         self._tries.pop((work.job.id, work.piece), None)
 
     def forget(self, job_id: str) -> None:
-        """Forgets a batch that has ended."""
         for one in [one for one in self._tries if one[0] == job_id]:
             del self._tries[one]
 
@@ -165,7 +161,6 @@ class ErrorPause:
 
     @property
     def is_on(self) -> bool:
-        """Tells whether only single lines are tried."""
         return bool(self.error_class)
 
     def succeeded(self) -> None:
@@ -198,7 +193,6 @@ class Brakes:
 
     @property
     def job_ids(self) -> Sequence[str]:
-        """Returns the ids of the batches that have one."""
         return list(self._brakes)
 
     async def note(self, store: JobStore, running: RunningWork) -> None:
@@ -210,7 +204,6 @@ class Brakes:
             await running.write(lambda: store.note(running.work, marks))
 
     def forget(self, job_id: str) -> None:
-        """Forgets a batch that has ended."""
         self._brakes.pop(job_id, None)
 
 
@@ -233,7 +226,7 @@ class FailureLimit:
         self._most: int | None = running.work.job.about.get(MOST_FAILED)
         self._failed = running.work.job.tally.failed
 
-    async def heed(self, results: Sequence[LineResult]) -> None:
+    async def check(self, results: Sequence[LineResult]) -> None:
         """Stops the batch where more have failed than may. Raises JobsUnavailable."""
         if self._most is None:
             return
@@ -294,7 +287,6 @@ class SuspectLines:
             self._crashes[line] = self._crashes.get(line, 0) + (len(begun) == 1)
 
     def window(self, usual: int) -> int:
-        """Returns how many lines may run at a time."""
         return min(usual, WINDOW) if self.is_on else usual
 
     def sort_out(self, lines: Sequence[InputLine]) -> tuple[list[InputLine], list[InputLine]]:
@@ -306,7 +298,6 @@ class SuspectLines:
         return [line for line in lines if line.number not in self._crashes], deadly
 
     def crashes_of(self, line: int) -> int:
-        """Returns how often a line ran alone when its process died."""
         return self._crashes.get(line, 0)
 
     def take(self) -> InputLine:
@@ -336,7 +327,6 @@ WHY = "The gateway died several times while it served this request; it is not tr
 
 
 def given_up(job: Job, line: InputLine) -> LineResult:
-    """Returns the result of a line that has killed its processes."""
     custom_id = ""
     with suppress(ValueError):
         custom_id = read_custom_id(line.text)
@@ -344,12 +334,10 @@ def given_up(job: Job, line: InputLine) -> LineResult:
 
 
 def deadly_letter(job: Job, line: InputLine, crashes: int, now: float) -> DeadLetter:
-    """Returns the dead letter of a line that has killed so many processes."""
     return failed_letter(job, line, JobError(POISON, WHY, now), crashes)
 
 
 def failed_letter(job: Job, line: InputLine, error: JobError, attempts: int) -> DeadLetter:
-    """Returns the dead letter of a line that has failed so often."""
     model = ""
     with suppress(ValueError, KeyError, TypeError):
         model = str(orjson.loads(line.text)["body"]["model"])

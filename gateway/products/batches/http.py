@@ -225,7 +225,6 @@ class BatchRoutes:
         self._endpoints = [one.path for one in WORK if one.request == "json" and one.answer == "json"]
 
     def routes(self) -> list[BaseRoute]:
-        """Returns the routes, with and without `/v1`."""
         table = (
             ("POST", "/batches", self.create),
             ("GET", "/batches", self.list_batches),
@@ -275,7 +274,6 @@ class BatchRoutes:
         return self._shown.response(await self._batches.find(request.path_params["id"], tenant))
 
     async def cancel(self, request: Request) -> Response:
-        """Asks a batch to stop."""
         tenant = tenant_of(self._policies, request)
         return self._shown.response(await self._batches.cancel(request.path_params["id"], tenant))
 

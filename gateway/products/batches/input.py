@@ -44,7 +44,6 @@ def plan_chunks(total: int, rules: BatchRules) -> ChunkPlan:
 
 
 def lines_of(plan: ChunkPlan, chunk: int) -> range:
-    """Returns the numbers of a chunk's lines, from 0."""
     start = chunk * plan.lines_per_chunk
     return range(start, min(start + plan.lines_per_chunk, plan.total))
 
@@ -66,7 +65,6 @@ class IndexEntry(NamedTuple):
 
 
 def pack_entry(entry: IndexEntry) -> bytes:
-    """Returns an entry as it is stored."""
     number = (entry.offset << _LENGTH_BITS | entry.length) << _MODEL_BITS | entry.model
     return number.to_bytes(ENTRY_BYTES)
 
@@ -233,7 +231,6 @@ def _not_json(text: bytes, error: orjson.JSONDecodeError) -> LineProblem:
 
 
 def no_json(why: str) -> LineProblem:
-    """Returns the problem of a line that is no JSON object."""
     return LineProblem("invalid_json_line", f"{why}.")
 
 
@@ -246,7 +243,6 @@ def _wrong(name: str, message: str) -> LineProblem:
 
 
 def id_digest(custom_id: str) -> bytes:
-    """Returns 16 bytes that stand for a custom_id."""
     return blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -322,7 +318,6 @@ class LineCutter:
         self._gather(piece[at:])
 
     def end(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yields the last line, if it was not ended."""
         if self._held:
             yield self._ended(b"")
 
@@ -376,38 +371,37 @@ class InputCheck:
             self._blanks += 1
             if self._blanks > self._rules.max_lines:
                 self.is_hopeless = True
-                self._tell(no_json(f"The file has more than {self._rules.max_lines} empty lines; take them out"))
+                self._report(no_json(f"The file has more than {self._rules.max_lines} empty lines; take them out"))
             elif len(self._blank) < MOST_PROBLEMS:
                 self._blank.append(self._number)
             else:
                 self._more_blank += 1
             return
         for blank in self._blank:
-            self._tell(replace(no_json("This line is empty; take it out"), line=blank))
+            self._report(replace(no_json("This line is empty; take it out"), line=blank))
         self.more_problems += self._more_blank
         self._blank.clear()
         self._more_blank = 0
         self.total += 1
         if self.total > self._rules.max_lines:
             self.is_hopeless = True
-            self._tell(
+            self._report(
                 LineProblem("too_many_tasks", f"The file has more than {self._rules.max_lines} lines; split it.")
             )
         elif text is None:
             most = self._max_line_bytes
-            self._tell(LineProblem("invalid_request", f"This line has more than {most} bytes.", line=self._number))
+            self._report(LineProblem("invalid_request", f"This line has more than {most} bytes.", line=self._number))
         else:
             checked = check_line(text, self._lines)
             problem = checked if isinstance(checked, LineProblem) else self._fault_beside(checked)
             if problem is not None:
-                self._tell(replace(problem, line=self._number))
+                self._report(replace(problem, line=self._number))
             elif not self.problems and isinstance(checked, CheckedLine):
                 self._index.append(pack_entry(IndexEntry(offset, len(text), self._models[checked.model])))
 
     def end(self) -> None:
-        """The file has no more lines."""
         if not self.total:
-            self._tell(LineProblem("empty_file", "The file has no lines; write one request in each."))
+            self._report(LineProblem("empty_file", "The file has no lines; write one request in each."))
         if self.more_problems:
             self.problems.append(LineProblem("invalid_request", f"{self.more_problems} more lines have problems."))
 
@@ -432,7 +426,7 @@ class InputCheck:
             self._models[line.model] = len(self._models)
         return None
 
-    def _tell(self, problem: LineProblem) -> None:
+    def _report(self, problem: LineProblem) -> None:
         if len(self.problems) < MOST_PROBLEMS:
             self.problems.append(problem)
         else:

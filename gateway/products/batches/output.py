@@ -65,7 +65,6 @@ CANCELLING_AT: Final = "cancelling_at"
 
 
 def plan_of(job: Job) -> ChunkPlan:
-    """Returns the division of a checked batch."""
     return ChunkPlan(job.tally.total, job.marks[LINES_PER_CHUNK], job.marks.get(PARALLEL, 1))
 
 
@@ -81,7 +80,6 @@ def batch_of_blob(name: str) -> str:
 
 
 def index_blob(job_id: str) -> str:
-    """Returns the name of the blob that says where each line of a batch's input is."""
     return f"{batch_folder(job_id)}/index"
 
 
@@ -120,7 +118,6 @@ ENDED: Final[Mapping[JobState, str]] = {
 
 
 def batch_object(job: Job) -> dict[str, Any]:
-    """Returns a job of kind `batch` as JSON."""
     status, about, marks = batch_status(job), job.about, job.marks
     ended_at = {ENDED[job.state]: job.ended_at} if job.state.is_end else {}
     errors = marks.get(ERRORS)

@@ -122,7 +122,6 @@ class BatchService:
             yield job
 
     async def list_batches(self, tenant: str, after: str | None, limit: int) -> JobPage:
-        """Returns a page of the tenant's batches, newest first. Raises JobsUnavailable."""
         store = await self._read_store()
         return await store.list_jobs(JobQuery(tenant, JobKind.BATCH, after=after, limit=limit, parent=""))
 
@@ -191,7 +190,6 @@ def _batch(job: Job | None) -> Job:
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    """Returns a file as JSON."""
     return {
         "id": file.id,
         "object": "file",
@@ -277,7 +275,6 @@ class FileService:
         return file
 
     async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
-        """Returns a page of files, and whether there are more. Raises JobsUnavailable."""
         return await (await self._read_store()).files.page(query)
 
     async def read(self, file: StoredFile, start: int, length: int) -> AsyncIterator[bytes]:
@@ -351,12 +348,10 @@ class FileUpload:
 
 
 def blob_of(file_id: str) -> str:
-    """Returns the name of the blob of a file."""
     return f"files/{file_id[-2:]}/{file_id}"
 
 
 def too_large(most: int) -> FileTooLarge:
-    """Returns the refusal of a file over the cap."""
     return FileTooLarge(f"The file is larger than {most} bytes, which is the limit; split it.", param="file")
 
 

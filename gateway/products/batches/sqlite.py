@@ -52,14 +52,12 @@ def take_back(db: sqlite3.Connection, file: StoredFile) -> None:
 
 
 def find(db: sqlite3.Connection, file_id: str, tenant: str, now: float) -> StoredFile | None:
-    """Returns a file of the tenant that has neither been removed nor expired."""
     query = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND tenant = ? AND {_IS_THERE}"
     row = db.execute(query, (file_id, tenant, now)).fetchone()
     return None if row is None else StoredFile(*row)
 
 
 def page_of(db: sqlite3.Connection, query: FileQuery, now: float) -> tuple[Sequence[StoredFile], bool]:
-    """Returns a page of files, and whether there are more; nothing behind an id that the tenant never had."""
     after = 2**62 if query.is_newest_first else -1
     if query.after is not None:
         found = db.execute("SELECT seq FROM files WHERE id = ? AND tenant = ?", (query.after, query.tenant)).fetchone()
@@ -76,7 +74,6 @@ def page_of(db: sqlite3.Connection, query: FileQuery, now: float) -> tuple[Seque
 
 
 def remove(db: sqlite3.Connection, file_id: str, tenant: str, now: float) -> bool:
-    """Takes a file away; returns whether there was one."""
     file = find(db, file_id, tenant, now)
     if file is None:
         return False
@@ -86,14 +83,12 @@ def remove(db: sqlite3.Connection, file_id: str, tenant: str, now: float) -> boo
 
 
 def bytes_of(db: sqlite3.Connection, tenant: str | None, now: float) -> int:
-    """Returns the bytes of the files that are there, of one tenant or of all."""
     whose = "" if tenant is None else tenant
     found = db.execute("SELECT bytes FROM file_bytes WHERE tenant = ?", (whose,)).fetchone() or (0,)
     return int(found[0]) - int(db.execute(_EXPIRED_BYTES, (now, whose, whose)).fetchone()[0])
 
 
 def find_garbage(db: sqlite3.Connection, most: int, now: float) -> list[str]:
-    """Returns blobs that nothing refers to."""
     expired = db.execute(
         "SELECT seq, blob FROM files WHERE gone IS NULL AND expires <= ? LIMIT ?", (now, most)
     ).fetchall()
@@ -104,12 +99,10 @@ def find_garbage(db: sqlite3.Connection, most: int, now: float) -> list[str]:
 
 
 def forget_garbage(db: sqlite3.Connection, names: Sequence[str]) -> None:
-    """Forgets blobs that have been removed."""
     db.executemany("DELETE FROM garbage WHERE blob = ?", [(name,) for name in names])
 
 
 def used_of(db: sqlite3.Connection, names: Sequence[str]) -> set[str]:
-    """Returns the blobs that are a file's, are read by an open job, or are garbage as yet."""
     return {name for name in names if db.execute(_IS_USED, (name, name, name)).fetchone()[0]}
 
 

@@ -134,7 +134,6 @@ class GatheredRequests:
 
     @property
     def models(self) -> list[str]:
-        """Returns the models that they ask for, each once."""
         return list(dict.fromkeys(str(body["model"]) for body in self.requests if body is not None))
 
 

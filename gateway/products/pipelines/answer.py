@@ -24,7 +24,7 @@ from gateway.products.pipelines.rules import (
     PIPELINE,
     RUN_BUDGET_EXCEEDED,
     RUNS,
-    CarriedRun,
+    RunPayload,
     StepError,
     StepPart,
     StepPhase,
@@ -53,11 +53,11 @@ def as_run(new: NewJob, call: Call, plan: PipelinePlan) -> NewJob:
         )
     _refuse_models(call, plan)
     request = call.parsed if call.parsed is not None else orjson.loads(call.body)
-    carried = CarriedRun(plan.name, plan.source, input_of(plan, request if isinstance(request, dict) else {}), endpoint)
+    payload = RunPayload(plan.name, plan.source, input_of(plan, request if isinstance(request, dict) else {}), endpoint)
     job = new.job
     about = {**job.about, PIPELINE: plan.name, DIGEST: plan.digest, "is_urgent": job.is_urgent}
     run = replace(job, kind=JobKind.RUN, segment=RUNS, about=about, max_attempts=1, tally=Tally(total=len(plan.steps)))
-    return replace(new, job=run, payload=_packed(carried))
+    return replace(new, job=run, payload=_packed(payload))
 
 
 def _refuse_models(call: Call, plan: PipelinePlan) -> None:
@@ -77,10 +77,10 @@ def _refuse_models(call: Call, plan: PipelinePlan) -> None:
             )
 
 
-def _packed(carried: CarriedRun) -> bytes:
+def _packed(payload: RunPayload) -> bytes:
     """Returns the payload of a run. Raises InvalidRequest for an input of which no request could be made."""
     try:
-        is_deep = depth_of(orjson.dumps(carried.input)) > MOST_DEPTH
+        is_deep = depth_of(orjson.dumps(payload.input)) > MOST_DEPTH
     except orjson.JSONEncodeError:  # deeper than it writes
         is_deep = True
     if is_deep:
@@ -89,7 +89,7 @@ def _packed(carried: CarriedRun) -> bytes:
             param="input",
             code="invalid_pipeline_input",
         )
-    return carried.packed()
+    return payload.packed()
 
 
 # What a caller gives a pipeline: read from a chat completion's or a response's request, and held against the plan's schema.
@@ -308,7 +308,6 @@ def _response(run_id: str, model: str, text: str, tally: Tally, now: float) -> d
 
 
 def run_headers(run_id: str, steps: Mapping[str, StepState]) -> list[tuple[str, str]]:
-    """Returns the headers that tell of a run: its id, and of each step how many answers it has come to."""
     shown = " ".join(f"{name}:{_shown_state(state)}" for name, state in steps.items())
     return [(RUN.decode(), run_id), (STEPS.decode(), shown[:MOST_HEADER_CHARS])]
 
@@ -328,7 +327,6 @@ def failure_body(run_id: str, why: StepError) -> bytes:
 
 
 def failure(run_id: str, why: StepError) -> Mapping[str, Any]:
-    """Returns the error of a run that has failed."""
     where = f"The step '{why.step}' of the pipeline has failed" if why.step else "The pipeline has failed"
     return {
         "message": f"{where}: {why.error_class}: {why.message}",

@@ -36,7 +36,6 @@ def check(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Shows one pipeline."""
     plans = compile_config(settings_of(options)).pipelines
     name = options.name.removeprefix(PREFIX)
     if name not in plans:
@@ -120,7 +119,6 @@ def _begin(client: CallerClient, name: str, given: str, progress: ProgressLine) 
 
 
 def _to_its_end(client: CallerClient, run_id: str, progress: ProgressLine) -> dict[str, Any]:
-    """Polls until the run has ended."""
     while True:
         answer = patiently(lambda: client.ask("GET", f"jobs/{run_id}"), progress)
         job = answer.fields
@@ -132,7 +130,6 @@ def _to_its_end(client: CallerClient, run_id: str, progress: ProgressLine) -> di
 
 
 def _finish(client: CallerClient, job: dict[str, Any], progress: ProgressLine, *, prints_json: bool) -> int:
-    """Prints what the run has come to, and returns the exit code."""
     progress.clear()
     if job["status"] != "succeeded":
         why = (job["last_error"] or {}).get("message") or "without an answer"

@@ -168,7 +168,6 @@ class PipelinePlan:
 
     @property
     def model_name(self) -> str:
-        """Returns its name as a model."""
         return PREFIX + self.name
 
     @property
@@ -458,7 +457,6 @@ def models_with_paths(source: Mapping[str, Any]) -> Iterator[tuple[Path, object]
 
 
 def explained(plan: PipelinePlan) -> dict[str, Any]:
-    """Returns the facts of a plan, as JSON has them."""
     steps = [_step(step) for step in plan.steps.values()]
     singles = sum(step.for_each is None for step in plan.steps.values())
     many = [f"1 for each item of {step.name}" for step in plan.steps.values() if step.for_each is not None]

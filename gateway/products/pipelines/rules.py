@@ -56,7 +56,7 @@ USD_PER_RUN: Final = "usd_per_run"
 """In `about` of a child: what its run may cost."""
 
 
-class CarriedRun(NamedTuple):
+class RunPayload(NamedTuple):
     """The payload of a run."""
 
     name: str
@@ -66,28 +66,25 @@ class CarriedRun(NamedTuple):
     """Where it was asked for, such as `/v1/chat/completions`: its answer has that form."""
 
     def packed(self) -> bytes:
-        """Returns the bytes that a store keeps."""
         return orjson.dumps(self._asdict())
 
 
-def carried_by(payload: bytes) -> CarriedRun:
-    """Returns what a run carries. Raises ValueError for what is none."""
+def read_payload(data: bytes) -> RunPayload:
     try:
-        return CarriedRun(**orjson.loads(payload))
+        return RunPayload(**orjson.loads(data))
     except TypeError:
         raise ValueError("the payload is not that of a run") from None
 
 
-def plan_of(carried: CarriedRun) -> PipelinePlan:
+def plan_of(payload: RunPayload) -> PipelinePlan:
     """Returns the plan of a run. Raises ValueError where this process cannot compile it, such as without a package."""
-    plan, problems = compile_plan(carried.name, carried.source)
+    plan, problems = compile_plan(payload.name, payload.source)
     if plan is None:
         raise ValueError(problems[0].message)
     return plan
 
 
 def step_of(job: Job) -> StepOfRun | None:
-    """Returns the step that a job is; None: it is none."""
     if not job.parent:
         return None
     about = job.about
@@ -101,7 +98,6 @@ MOST_INPUT_BYTES: Final = 1 << 30
 
 
 def run_segment() -> SegmentRules:
-    """Returns the segment of runs."""
     return SegmentRules(RUNS, concurrency=RUNS_AT_ONCE)
 
 

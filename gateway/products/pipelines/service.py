@@ -74,10 +74,10 @@ from gateway.products.pipelines.rules import (
     TOO_MANY_FAILED,
     UNASKED,
     USD_PER_RUN,
-    CarriedRun,
     Decision,
     RunFailed,
     RunFinished,
+    RunPayload,
     RunStates,
     Start,
     StepError,
@@ -85,8 +85,8 @@ from gateway.products.pipelines.rules import (
     StepPhase,
     StepStart,
     StepState,
-    carried_by,
     plan_of,
+    read_payload,
 )
 from gateway.products.pipelines.templates import Count, Hurry, TooLong
 
@@ -175,7 +175,6 @@ class RunChildren:
 
 
 def child_id(run_id: str, step: Step, part: StepPart) -> str:
-    """Returns the id of a part of a step, always the same."""
     return derived_child_id(JOB if step.for_each is None else BATCH, run_id, step.name, part)
 
 
@@ -221,7 +220,7 @@ Children = Mapping[tuple[str, StepPart], Job | None]
 MOST_CHILDREN = MOST_STEPS * len(StepPart)
 
 
-class RunLook(NamedTuple):
+class RunSnapshot(NamedTuple):
     """A run as its children have it."""
 
     steps: Mapping[str, StepState]
@@ -231,14 +230,14 @@ class RunLook(NamedTuple):
     """The ids of the children that have not ended."""
 
 
-class RunLooks:
+class RunReader:
     """Reads children."""
 
     def __init__(self, store: JobStore, blobs: Blobs) -> None:
         self._store = store
         self._blobs = blobs
 
-    async def look(self, plan: PipelinePlan, run: Job) -> RunLook:
+    async def read(self, plan: PipelinePlan, run: Job) -> RunSnapshot:
         """Returns how a run stands, with the values that its next decision may ask for. Raises JobsUnavailable."""
         begun: Mapping[str, int] = run.marks.get(STEPS, {})
         wanted = [
@@ -262,7 +261,9 @@ class RunLooks:
             if state.phase is StepPhase.DONE and name in wanted_now:
                 states[name] = await self._with_values(plan.steps[name], state, children)
         found = [job for job in jobs if job is not None]
-        return RunLook(states, added(_counted(plan, states), found), [job.id for job in found if not job.state.is_end])
+        return RunSnapshot(
+            states, added(_counted(plan, states), found), [job.id for job in found if not job.state.is_end]
+        )
 
     def _state(self, step: Step, part: StepPart, children: Children) -> StepState:
         child = children[step.name, part]
@@ -384,7 +385,7 @@ class PipelineRuns:
     def __init__(
         self,
         store: JobStore,
-        looks: RunLooks,
+        reader: RunReader,
         children: RunChildren,
         clock: Clock,
         count: Callable[[str], Count],
@@ -397,7 +398,7 @@ class PipelineRuns:
         """
         self._tell = tell
         self._store = store
-        self._looks = looks
+        self._reader = reader
         self._children = children
         self._clock = clock
         self._count = count
@@ -432,79 +433,84 @@ class PipelineRuns:
             await self._fail(running, StepError("internal_error", "the gateway failed on it"))
             return
         try:
-            carried = carried_by(work.payload)
-            plan = self._plan(carried, work.job.about.get("digest", ""))
+            payload = read_payload(work.payload)
+            plan = self._plan(payload, work.job.about.get("digest", ""))
         except ValueError as error:
             await self._fail(running, StepError("internal_error", f"its plan cannot be read here: {error}"))
             return
-        look = await self._looks.look(plan, work.job)
+        snapshot = await self._reader.read(plan, work.job)
         if running.ends_as is not None:
-            await self._stop_children(look.running, work.job.tenant)
-            await running.finish(self._store, JobEnd(running.ends_as, tally=look.tally))
+            await self._stop_children(snapshot.running, work.job.tenant)
+            await running.finish(self._store, JobEnd(running.ends_as, tally=snapshot.tally))
             return
-        decision = await self._decide(plan, carried, look, work)
+        decision = await self._decide(plan, payload, snapshot, work)
         if isinstance(decision, RunFinished):
-            await self._finish(running, plan, carried, look, decision)
+            await self._finish(running, plan, payload, snapshot, decision)
         elif isinstance(decision, RunFailed):
-            await self._stop_children(look.running, work.job.tenant)
-            await self._fail(running, decision.why, look)
+            await self._stop_children(snapshot.running, work.job.tenant)
+            await self._fail(running, decision.why, snapshot)
         else:
-            await self._go_on(running, plan, decision, look)
+            await self._go_on(running, plan, decision, snapshot)
 
-    async def _decide(self, plan: PipelinePlan, carried: CarriedRun, look: RunLook, work: ClaimedWork) -> Decision:
-        states = RunStates(carried.input, look.steps, look.tally.cost_usd, self._count)
-        if len(work.payload) + sum(map(_size_of, look.steps.values())) <= LARGE_BYTES:
+    async def _decide(
+        self, plan: PipelinePlan, payload: RunPayload, snapshot: RunSnapshot, work: ClaimedWork
+    ) -> Decision:
+        states = RunStates(payload.input, snapshot.steps, snapshot.tally.cost_usd, self._count)
+        if len(work.payload) + sum(map(_size_of, snapshot.steps.values())) <= LARGE_BYTES:
             with suppress(TooLong):
                 return advance(plan, replace(states, hurry=Hurry()))
         async with self._turns.turn(work.job.tenant, 0):
             return await asyncio.to_thread(advance, plan, states)
 
-    async def _go_on(self, running: RunningWork, plan: PipelinePlan, decision: Decision, look: RunLook) -> None:
-        """Parks the run, with what begins now."""
+    async def _go_on(self, running: RunningWork, plan: PipelinePlan, decision: Decision, snapshot: RunSnapshot) -> None:
         work, now = running.work, self._clock.wall()
         starts = decision.steps if isinstance(decision, Start) else ()
         children = [await self._children.make(work, plan, start, now) for start in starts]
         begun: Mapping[str, int] = work.job.marks.get(STEPS, {})
-        under_way = [name for name, state in look.steps.items() if state.phase is StepPhase.RUNNING]
+        under_way = [name for name, state in snapshot.steps.items() if state.phase is StepPhase.RUNNING]
         marks = {
             CURRENT: sorted({*under_way, *(start.step.name for start in starts)}),
             STEPS: {**begun, **{start.step.name: int(start.part) for start in starts}},
-            SETTLED: look.tally.completed + look.tally.failed,
+            SETTLED: snapshot.tally.completed + snapshot.tally.failed,
         }
         await running.write(lambda: self._store.park(work, children, marks))
         for child in children:
             self._changed(child.job.id)
 
     async def _finish(
-        self, running: RunningWork, plan: PipelinePlan, carried: CarriedRun, look: RunLook, end: RunFinished
+        self, running: RunningWork, plan: PipelinePlan, payload: RunPayload, snapshot: RunSnapshot, end: RunFinished
     ) -> None:
         job = running.work.job
-        tally = look.tally._replace(completed=len(plan.steps) - look.tally.failed)
-        body = answer_body(carried.endpoint, job.id, plan.model_name, end.output, tally, self._clock.wall())
-        answer = StoredAnswer(200, [*JSON_HEADERS, *run_headers(job.id, look.steps)], body)
+        tally = snapshot.tally._replace(completed=len(plan.steps) - snapshot.tally.failed)
+        body = answer_body(payload.endpoint, job.id, plan.model_name, end.output, tally, self._clock.wall())
+        answer = StoredAnswer(200, [*JSON_HEADERS, *run_headers(job.id, snapshot.steps)], body)
         marks = {SETTLED: len(plan.steps)}
         if await running.finish(self._store, JobEnd(JobState.SUCCEEDED, None, answer, tally, marks, is_attempt=True)):
-            self._tell_of(job, is_ok=True)
+            self._report_end(job, is_ok=True)
 
-    async def _fail(self, running: RunningWork, why: StepError, look: RunLook | None = None) -> None:
+    async def _fail(self, running: RunningWork, why: StepError, snapshot: RunSnapshot | None = None) -> None:
         job = running.work.job
         children: Sequence[Job] = ()
-        if look is None:  # all that it has, whatever its plan says
+        if snapshot is None:  # all that it has, whatever its plan says
             query = JobQuery(job.tenant, limit=MOST_CHILDREN, parent=job.id)
             children = (await self._store.list_jobs(query)).jobs
         await self._stop_children([child.id for child in children if not child.state.is_end], job.tenant)
         is_spent = why.error_class == RUN_BUDGET_EXCEEDED
         message = f"{why.step}: {why.error_class}: {why.message}" if why.step else f"{why.error_class}: {why.message}"
         error = JobError(RUN_BUDGET_EXCEEDED if is_spent else PipelineFailed.code, message, self._clock.wall())
-        headers = [*JSON_HEADERS, *run_headers(job.id, {} if look is None else look.steps), ("x-should-retry", "false")]
+        headers = [
+            *JSON_HEADERS,
+            *run_headers(job.id, {} if snapshot is None else snapshot.steps),
+            ("x-should-retry", "false"),
+        ]
         answer = StoredAnswer(429 if is_spent else PipelineFailed.status, headers, failure_body(job.id, why))
-        tally = added(job.tally, children) if look is None else look.tally
+        tally = added(job.tally, children) if snapshot is None else snapshot.tally
         if await running.finish(
             self._store, JobEnd(JobState.FAILED, error, answer, tally, is_attempt=True, is_dead=True)
         ):
-            self._tell_of(job, is_ok=False)
+            self._report_end(job, is_ok=False)
 
-    def _tell_of(self, job: Job, *, is_ok: bool) -> None:
+    def _report_end(self, job: Job, *, is_ok: bool) -> None:
         """Says what has become of a run, for whoever counts runs."""
         outcome = RunOutcome.SUCCEEDED if is_ok else RunOutcome.FAILED
         self._tell(job.tenant, job.id, label_change(self._clock.wall(), workflow=job.model, outcome=str(outcome)))
@@ -521,11 +527,11 @@ class PipelineRuns:
         except JobsUnavailable:
             log.info("run %s: its claim ends by its lease, or with the process", running.work.job.id)
 
-    def _plan(self, carried: CarriedRun, digest: str) -> PipelinePlan:
+    def _plan(self, payload: RunPayload, digest: str) -> PipelinePlan:
         """Returns the plan that a run carries. Raises ValueError."""
         plan = self._plans.get(digest)
         if plan is None:
-            plan = plan_of(carried)
+            plan = plan_of(payload)
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             self._plans[plan.digest] = plan

@@ -92,7 +92,6 @@ class Place:
         return self.path[:1] == ("item",)
 
     def value(self, scope: Scope, filling: StepFilling) -> Any:
-        """Returns its value. Raises ValueMissing, TooMuchWork."""
         value = _look_up(self.path, scope) if self.path else self.literal
         for one in self.filters:
             value = _APPLIED[one.name](value, one, ".".join(self.path), filling)
@@ -190,7 +189,6 @@ def as_json(value: object) -> str:
 
 
 def places_of(template: Template) -> Iterator[Place]:
-    """Yields all places of a template."""
     if isinstance(template, dict):
         for value in template.values():
             yield from places_of(value)
@@ -424,7 +422,6 @@ class Condition:
 
     @property
     def names(self) -> frozenset[str]:
-        """Returns the steps that it refers to."""
         return frozenset(path[1] for path in self.steps)
 
     def holds(self, scope: Scope, filling: StepFilling) -> bool:

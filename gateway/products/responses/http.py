@@ -119,7 +119,6 @@ class ResponseRoutes:
         self._readers = readers
 
     def routes(self) -> list[BaseRoute]:
-        """Returns the routes, with and without `/v1`."""
         return own_routes(
             self._policies,
             RESPONSE,

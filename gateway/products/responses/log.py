@@ -1,6 +1,6 @@
 """The events of a response on their way: those of its run in this process, its log in the store, and who reads them.
 
-    run -> `LogWriter` -> `LiveLog`, for readers here | the log in the store -> `FollowingReader` -> `EventReading.follow`
+    run -> `LogWriter` -> `EventBuffer`, for readers here | the log in the store -> `FollowingReader` -> `EventReading.follow`
 
 Readers elsewhere, and those who come late, read the log in the store. Invariants: nobody is given events of two runs of the
 model, but the announcements of a response, which are the same for all; a reader touches nothing of the run: whoever leaves
@@ -31,7 +31,7 @@ MOST_BYTES = 256 * 1024
 """Of events that are in the log, too: whoever is slower reads them there."""
 
 
-class LiveLog:
+class EventBuffer:
     """The events of one generation, from some event on, as they come."""
 
     def __init__(self, generation: int, readers: Callable[[], Sequence[FollowingReader]]) -> None:
@@ -48,7 +48,6 @@ class LiveLog:
 
     @property
     def count(self) -> int:
-        """Returns how many events there have been."""
         return self._first + len(self._events)
 
     def add(self, events: Sequence[bytes]) -> None:
@@ -78,22 +77,21 @@ class LiveLog:
         return None if skipped < 0 else b"".join(islice(self._events, skipped, None))
 
 
-class LiveLogs:
+class EventBuffers:
     """All of them, by the ids of their jobs."""
 
     def __init__(self) -> None:
-        self._logs: dict[str, LiveLog] = {}
+        self._logs: dict[str, EventBuffer] = {}
         self._running: dict[str, RunningWork] = {}
         self._readers: dict[str, tuple[FollowingReader, ...]] = {}
 
-    def begin(self, running: RunningWork, generation: int) -> LiveLog:
+    def begin(self, running: RunningWork, generation: int) -> EventBuffer:
         """Returns the log of a run of the model that begins."""
         job_id = running.work.job.id
-        log = self._logs[job_id] = LiveLog(generation, lambda: self._readers.get(job_id, ()))
+        log = self._logs[job_id] = EventBuffer(generation, lambda: self._readers.get(job_id, ()))
         return log
 
     def run(self, running: RunningWork) -> None:
-        """Notes a response that runs here."""
         self._running[running.work.job.id] = running
 
     def end(self, running: RunningWork) -> None:
@@ -104,7 +102,7 @@ class LiveLogs:
             self._logs.pop(job_id, None)
         self.wake(job_id)
 
-    def find(self, job_id: str) -> LiveLog | None:
+    def find(self, job_id: str) -> EventBuffer | None:
         """Returns the log of a response of which there are events here."""
         log = self._logs.get(job_id)
         return log if log is not None and log.count else None
@@ -129,7 +127,6 @@ class LiveLogs:
         return end
 
     def wake(self, job_id: str) -> None:
-        """Wakes all who watch a response."""
         for reader in self._readers.get(job_id, ()):
             reader.wake()
 
@@ -145,10 +142,10 @@ MOST_WAITING_BYTES = 4 * 1024 * 1024
 class LogWriter:
     """Writes one generation."""
 
-    def __init__(self, store: JobStore, running: RunningWork, live: LiveLog, clock: Clock) -> None:
+    def __init__(self, store: JobStore, running: RunningWork, buffer: EventBuffer, clock: Clock) -> None:
         self._store = store
         self._running = running
-        self._live = live
+        self._buffer = buffer
         self._clock = clock
         self._waiting: list[bytes] = []
         self._bytes = 0
@@ -167,7 +164,7 @@ class LogWriter:
     async def add(self, events: Sequence[bytes]) -> None:
         """Shows events to readers here, and has them written; waits only where the store is far behind."""
         self._waiting += events
-        self._live.add(events)
+        self._buffer.add(events)
         self._note(sum(map(len, events)))
         while self.is_behind and self._running.is_ours:
             self._written.clear()
@@ -176,12 +173,12 @@ class LogWriter:
     def pass_on(self, event: bytes) -> None:
         """Does the same with one event, for who cannot wait: not where it is behind, nor with a last event."""
         self._waiting.append(event)
-        self._live.pass_on(event)
+        self._buffer.pass_on(event)
         self._note(len(event))
 
     async def end(self, events: Sequence[bytes]) -> None:
         """Shows the last events, and returns when all is written."""
-        self._live.is_ended = True
+        self._buffer.is_ended = True
         await self.add(events)
         await self.flush()
 
@@ -193,7 +190,6 @@ class LogWriter:
             await self._writing
 
     def abandon(self) -> None:
-        """Writes nothing more."""
         if self._writing is not None:
             self._writing.cancel()
 
@@ -213,7 +209,7 @@ class LogWriter:
                 self._rests = False
                 continue
             events, self._waiting, self._bytes = self._waiting, [], 0
-            await self._append(LogPart(self._live.logged, self._live.logged + len(events) - 1, b"".join(events)))
+            await self._append(LogPart(self._buffer.logged, self._buffer.logged + len(events) - 1, b"".join(events)))
             if self._bytes < PART_BYTES and not self._hurries:
                 timer = self._clock.call_at(self._next_turn(), self._wake.set)
                 await self._pause()
@@ -226,14 +222,13 @@ class LogWriter:
         return (self._clock.monotonic() // every_s + 1) * every_s
 
     async def _pause(self) -> None:
-        """Returns when it is woken."""
         self._wake.clear()
         await self._wake.wait()
 
     async def _append(self, part: LogPart) -> None:
         append = self._store.events.append
         self._running.note(await until_done(lambda: append(self._running.work, part), self._clock))
-        self._live.logged = part.last + 1
+        self._buffer.logged = part.last + 1
         self._written.set()
 
 
@@ -258,7 +253,6 @@ class SharedLog:
         self._timer = self._next_look()
 
     def close(self) -> None:
-        """Watches it no more."""
         self._unwatch()
         self._timer.cancel()
 
@@ -334,10 +328,10 @@ _CUT = (
 class FollowingReader:
     """Where one reader is."""
 
-    def __init__(self, job: Job, lives: LiveLogs, after: int) -> None:
+    def __init__(self, job: Job, buffers: EventBuffers, after: int) -> None:
         self.job = job
         self.woken = asyncio.Event()
-        self._lives = lives
+        self._buffers = buffers
         self._place = after % GENERATION_STEP if after >= 0 else -1
         """Of the last event that he has, in its generation."""
         self._seen = after // GENERATION_STEP if self._place >= ANNOUNCED else None
@@ -353,22 +347,21 @@ class FollowingReader:
         """Gives events to him in passing; False: he has to be waited for."""
 
     def wake(self) -> None:
-        """Is told that there is news."""
         self.woken.set()
 
     def on_message(self) -> None:
         """Is told that the log has grown: of one who reads what there is here that is no news."""
-        if self._lives.find(self.job.id) is None:
+        if self._buffers.find(self.job.id) is None:
             self.woken.set()
 
-    def take(self, live: LiveLog, event: bytes) -> bool:
+    def take(self, buffer: EventBuffer, event: bytes) -> bool:
         """Takes the event that has just come, in passing; False: he has to be woken for it."""
-        write, place = self.write, live.count - 1
+        write, place = self.write, buffer.count - 1
         if (
             write is None
             or not self.is_waiting
             or self.woken.is_set()
-            or self._seen != live.generation
+            or self._seen != buffer.generation
             or self._place != place - 1
             or not write(event)
         ):
@@ -379,13 +372,13 @@ class FollowingReader:
 
     async def read(self, log: SharedLog) -> bytes | None:
         """Returns the next events; empty: there are none yet; None: there will be no more. Raises JobsUnavailable."""
-        live = self._lives.find(self.job.id)
-        if live is not None:
-            if self._seen not in (None, live.generation):
+        buffer = self._buffers.find(self.job.id)
+        if buffer is not None:
+            if self._seen not in (None, buffer.generation):
                 return self._over(*_RESTARTED)
-            block = live.behind(self._place)
+            block = buffer.behind(self._place)
             if block is not None:
-                return self._given(block, live.generation, max(self._place, live.count - 1))
+                return self._given(block, buffer.generation, max(self._place, buffer.count - 1))
         page = await log.read(self._place)
         if page is None:
             return None
@@ -480,9 +473,9 @@ class Following:
 class EventReading:
     """Reads the events of responses."""
 
-    def __init__(self, clock: Clock, lives: LiveLogs, final_of: FinalOf, is_closing: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, buffers: EventBuffers, final_of: FinalOf, is_closing: Callable[[], bool]) -> None:
         self._clock = clock
-        self._lives = lives
+        self._buffers = buffers
         self._final_of = final_of
         self._is_closing = is_closing
         self._logs = SharedLogs(clock)
@@ -492,12 +485,12 @@ class EventReading:
 
         They end behind the last event, or one that says why there will be no more, or with the process.
         """
-        reader = FollowingReader(job, self._lives, after)
+        reader = FollowingReader(job, self._buffers, after)
         return Following(reader, self._blocks(store, reader))
 
     async def _blocks(self, store: JobStore, reader: FollowingReader) -> AsyncGenerator[bytes | None, None]:
         log = self._logs.join(store.events, reader.job, reader)
-        unwatch = self._lives.watch(reader.job.id, reader)
+        unwatch = self._buffers.watch(reader.job.id, reader)
         sent_at = self._clock.monotonic()
         try:
             while not self._is_closing():

@@ -49,7 +49,7 @@ from gateway.products.jobs.runner import request_of, tally_of
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import CrashSuspects, RunningWork, until_done
 from gateway.products.responses.events import OwnEvents
-from gateway.products.responses.log import LiveLogs, LogWriter
+from gateway.products.responses.log import EventBuffers, LogWriter
 from gateway.products.responses.rules import (
     ASKED,
     GENERATION,
@@ -80,7 +80,7 @@ _MOST_LOOKED_AT: Final = 10_000
 """Of responses that had ended when this process began: their logs go when theirs do, the others' with their jobs."""
 
 
-class ResponseChores:
+class ResponseMaintenance:
     """Forgets, beside the worker."""
 
     def __init__(self, store: JobStore, clock: Clock) -> None:
@@ -129,7 +129,7 @@ class ResponseChores:
 class ModelRun:
     """Of a claim; its number is noted in the store before anybody sees an event of it."""
 
-    def __init__(self, store: JobStore, running: RunningWork, lives: LiveLogs, clock: Clock) -> None:
+    def __init__(self, store: JobStore, running: RunningWork, buffers: EventBuffers, clock: Clock) -> None:
         job = running.work.job
         self.number = job.marks.get(GENERATION, -1) + 1
         self.events = OwnEvents(own_fields(job), begun(job, "queued"), self.number)
@@ -137,10 +137,9 @@ class ModelRun:
         """There may be readers of it."""
         self._store = store
         self._running = running
-        self._writer = LogWriter(store, running, lives.begin(running, self.number), clock)
+        self._writer = LogWriter(store, running, buffers.begin(running, self.number), clock)
 
     async def feed(self, chunk: bytes) -> None:
-        """Takes a chunk of the provider's stream."""
         events = self.events.feed(chunk)
         if events:
             await self._begin()
@@ -157,7 +156,6 @@ class ModelRun:
         return True
 
     async def flush(self) -> None:
-        """Returns when all events so far are in the log."""
         await self._writer.flush()
 
     async def end(self, response: Mapping[str, Any]) -> None:
@@ -166,7 +164,6 @@ class ModelRun:
         await self._writer.end(self.events.end(response))
 
     def abandon(self) -> None:
-        """Writes nothing more."""
         self._writer.abandon()
 
     async def _begin(self) -> None:
@@ -181,7 +178,7 @@ class ModelRun:
 # Each of the three is durable before the next one begins; whoever repeats them after a crash finds what is there.
 
 
-class ResponseEnds:
+class ResponseFinalizer:
     """Ends responses."""
 
     def __init__(
@@ -299,7 +296,7 @@ class ResponseJobs:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         draw: Callable[[], float],
-        lives: LiveLogs,
+        buffers: EventBuffers,
         on_end: Callable[[str, float], None],
         suspects: CrashSuspects | None = None,
     ) -> None:
@@ -313,17 +310,17 @@ class ResponseJobs:
         self._clock = clock
         self._rules_of = rules_of
         self._draw = draw
-        self._lives = lives
-        self._ends = ResponseEnds(store, clock, rules_of, on_end)
+        self._buffers = buffers
+        self._ends = ResponseFinalizer(store, clock, rules_of, on_end)
         self._suspects = suspects or CrashSuspects(store, clock)
 
     async def run(self, running: RunningWork) -> None:
         """Runs the model once, and ends the claim: with a response, for another run, or as it was asked to end."""
-        self._lives.run(running)
+        self._buffers.run(running)
         try:
             await self._run(running)
         finally:
-            self._lives.end(running)
+            self._buffers.end(running)
 
     async def _run(self, running: RunningWork) -> None:
         job = running.work.job
@@ -339,7 +336,7 @@ class ResponseJobs:
             await self._suspects.run(running, self._run_model, self._give_up)
 
     def _model_of(self, running: RunningWork) -> ModelRun:
-        return ModelRun(self._store, running, self._lives, self._clock)
+        return ModelRun(self._store, running, self._buffers, self._clock)
 
     async def _give_up(self, running: RunningWork, error: JobError) -> None:
         await self._ends.fail(running, self._model_of(running), error, is_dead=True)
@@ -482,6 +479,5 @@ class ResponseJobs:
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancels a task and waits until it has ended, however."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -43,7 +43,7 @@ from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
 from gateway.products.responses.events import GENERATION_STEP, KeptEvents
 from gateway.products.responses.keeping import is_stateless, keeping_of
-from gateway.products.responses.log import EventReading, Following, LiveLogs
+from gateway.products.responses.log import EventBuffers, EventReading, Following
 from gateway.products.responses.rules import (
     ASKED,
     ECHO,
@@ -81,7 +81,7 @@ class ResponseService:
         engine: JobEngine,
         clock: Clock,
         watchers: Watchers,
-        lives: LiveLogs,
+        buffers: EventBuffers,
         rules: Callable[[], JobRules],
         rules_of: Callable[[Job], JobRules],
         price_of: Callable[[Call], float | None],
@@ -91,12 +91,12 @@ class ResponseService:
         self._engine = engine
         self._clock = clock
         self._watchers = watchers
-        self._lives = lives
+        self._buffers = buffers
         self._rules = rules
         self._rules_of = rules_of
         self._price_of = price_of
         self._draw = draw
-        self._reading = EventReading(clock, lives, self._final, lambda: engine.is_closing)
+        self._reading = EventReading(clock, buffers, self._final, lambda: engine.is_closing)
 
     async def accept(
         self,
@@ -146,10 +146,10 @@ class ResponseService:
         """Returns a response as JSON, with its job while that has not ended. Raises ResponseNotFound, JobsUnavailable."""
         store = await self._engine.reader()
         job = await self._look(store, response_id, tenant)
-        live = None if job is None or job.state.is_end else self._lives.find(response_id)
-        if job is not None and not job.state.is_end and (live is None or not live.is_ended):
+        buffer = None if job is None or job.state.is_end else self._buffers.find(response_id)
+        if job is not None and not job.state.is_end and (buffer is None or not buffer.is_ended):
             # one that runs elsewhere, or has ended since the job was read, may have been told to have ended: then it is kept
-            kept = None if live is not None else await store.responses.find(response_id, tenant)
+            kept = None if buffer is not None else await store.responses.find(response_id, tenant)
             return (job, orjson.dumps(shown(job))) if kept is None else (None, kept.body)
         final = await self._final_from(store, response_id, tenant, job)
         if final is None:
@@ -214,14 +214,14 @@ class ResponseService:
 
     async def _stop(self, store: JobStore, job: Job) -> None:
         flagged = await store.flag(job.id, job.tenant, JobFlag.CANCEL)
-        self._lives.cancel(job.id)
+        self._buffers.cancel(job.id)
         self._watchers.changed(job.id)
         ends_at = self._clock.monotonic() + ENDS_WITHIN_S
         while flagged is not None and not flagged.state.is_end and (left_s := ends_at - self._clock.monotonic()) > 0:
             await self._watchers.wait(job.id, left_s)
             flagged = await store.find(job.id, job.tenant)
         self._watchers.changed(job.id)
-        self._lives.wake(job.id)
+        self._buffers.wake(job.id)
 
     async def _look(self, store: JobStore, response_id: str, tenant: str) -> Job | None:
         if not is_ours(RESPONSE, response_id):
@@ -234,7 +234,6 @@ class ResponseService:
         return await self._final_from(store, response_id, tenant, await store.find(response_id, tenant))
 
     async def _final_from(self, store: JobStore, response_id: str, tenant: str, job: Job | None) -> bytes | None:
-        """Returns a response at its end; None: there is none."""
         if not is_ours(RESPONSE, response_id):
             return None
         kept = await store.responses.find(response_id, tenant)
@@ -452,7 +451,6 @@ def refuse_unknown(call: Call, keeping: Keeping, previous_id: str) -> None:
 
 
 async def body_of(call: Call) -> dict[str, Any]:
-    """Returns the call's body, parsed."""
     if call.parsed is not None and call.large is None:
         return call.parsed
     if len(call.body) > LARGE_BYTES:

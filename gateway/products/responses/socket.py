@@ -313,7 +313,6 @@ class Ending(NamedTuple):
 
 
 def too_many_streams() -> TooManyStreams:
-    """Refuses a turn in one stream more."""
     return TooManyStreams(
         f"The connection has {MOST_LANES} streams at work; wait for one, or open another connection.", param="stream_id"
     )
@@ -379,11 +378,9 @@ class ResponseConnection(Serving):
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody listens any more."""
         return self._is_over
 
     def begin(self) -> None:
-        """Listens from now on."""
         self.client.attach(self._on_frame, self._on_close, self._on_congestion)
 
     def send(self, data: bytes) -> None:
@@ -435,7 +432,6 @@ class ResponseConnection(Serving):
             self.client.resume()
 
     async def _read(self) -> None:
-        """Reads the events that have come, in their order."""
         try:
             while self._incoming and not self._is_over:
                 await self._read_one(self._incoming.popleft())
@@ -596,12 +592,10 @@ class SocketTurn(ServedRequest):
         """Nothing: the connection is other turns', too."""
 
     def send(self, data: bytes) -> None:
-        """Sends an event."""
         self._send(with_fields(data, self._fields + self._head))
         self._head = b""
 
     def refuse(self, error: GatewayError, headers: RawHeaders) -> None:
-        """Sends an error of ours."""
         self.send(refusal_frame(error, headers))
 
     async def give(self, call: Call, reply: Reply, drain: Callable[[], Awaitable[None]]) -> None:
@@ -619,7 +613,7 @@ class SocketTurn(ServedRequest):
 
     async def _relay(self, reply: Reply, chunks: AsyncIterator[bytes], drain: Callable[[], Awaitable[None]]) -> None:
         frames, is_over = EventFrames(), False
-        self._tell_headers(reply)
+        self._put_headers(reply)
         try:
             async for chunk in chunks:
                 await drain()  # before: other turns may have said much meanwhile
@@ -632,7 +626,6 @@ class SocketTurn(ServedRequest):
             self._fail("The response ended without its last event.")
 
     def _fail(self, message: str) -> None:
-        """Ends the response as failed."""
         error = self._reported or {"code": "stream_interrupted", "message": message}
         (failed,) = EventFrames().feed(response_failed(error))
         self.send(failed.data)
@@ -650,11 +643,11 @@ class SocketTurn(ServedRequest):
             error = error_in(body) or unreadable(reply.status, body)
             self.send(error_frame(error, status=reply.status, headers=_shown(reply.headers)))
             return
-        self._tell_headers(reply)
+        self._put_headers(reply)
         is_events = is_stream(reply.headers)
         self._pass_on(EventFrames(), body if is_events else events_of(call, replace(reply, body=body, chunks=None)))
 
-    def _tell_headers(self, reply: Reply) -> None:
+    def _put_headers(self, reply: Reply) -> None:
         """The first event is to tell what the headers of an answer over HTTP would."""
         self._head = b'"headers":%b,' % orjson.dumps(_shown(reply.headers))
 
@@ -680,12 +673,10 @@ class SocketTurn(ServedRequest):
 
 
 def lane_fields(lane: str | None) -> bytes:
-    """The fields that name an event's lane, in front of others."""
     return b"" if lane is None else b'"stream_id":%b,' % orjson.dumps(lane)
 
 
 def refusal_frame(error: GatewayError, headers: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
-    """An error of ours as an event."""
     shown = _shown([*error_headers(error, 0), *headers])
     return error_frame(error_object(error), status=error.status, headers=shown)
 
@@ -735,11 +726,9 @@ class ConversationMemory:
         return self._all.get((connection, response_id))
 
     def drop(self, connection: int, response_id: str) -> None:
-        """Forgets a response of a connection, if it is known."""
         self._drop((connection, response_id))
 
     def forget(self, connection: int) -> None:
-        """Forgets all of a connection."""
         for response_id in list(self._of.get(connection, ())):
             self._drop((connection, response_id))
 

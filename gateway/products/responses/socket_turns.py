@@ -121,10 +121,10 @@ def _frames(block: bytes) -> Iterator[EventFrame]:
         if kind.startswith(b"response."):
             yield EventFrame(kind, data)
         else:
-            yield _looked_at(event, data)
+            yield _parsed_frame(event, data)
 
 
-def _looked_at(event: bytes, data: bytes) -> EventFrame:
+def _parsed_frame(event: bytes, data: bytes) -> EventFrame:
     """Returns an event that is an error, or whose name does not say what it is."""
     parsed = json_object(data)
     kind = b"" if parsed is None else str(parsed.get("type")).encode()
@@ -200,7 +200,6 @@ def read_turn(data: bytes, outline: Outline) -> TurnRequest:
 
 
 def lane_of(data: bytes, outline: Outline) -> str | None:
-    """Returns the lane that an event names. Raises InvalidRequest."""
     lane = _short(data, outline, "stream_id")
     if lane is None or (isinstance(lane, str) and 0 < len(lane) <= MOST_LANE_CHARS and lane.isprintable()):
         return lane

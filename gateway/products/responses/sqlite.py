@@ -72,7 +72,6 @@ def read(db: sqlite3.Connection, job_id: str, tenant: str, after: int, most_byte
 
 
 def drop(db: sqlite3.Connection, job_id: str) -> None:
-    """Forgets the log of a job."""
     row = db.execute("SELECT seq FROM jobs WHERE id = ?", (job_id,)).fetchone()
     for table in ("events", "event_logs") if row is not None else ():
         db.execute(f"DELETE FROM {table} WHERE job = ?", row)
@@ -155,7 +154,6 @@ def _make_room(db: sqlite3.Connection, tenant: str, bounds: KeptBounds, early: i
 
 
 def find(db: sqlite3.Connection, name: str, tenant: str, now: float) -> StoredResponse | None:
-    """Returns a response of the tenant whose time is not over."""
     row = db.execute(_FIND, (tenant, name, now)).fetchone()
     return None if row is None else _response(name, tenant, row)
 
@@ -163,7 +161,6 @@ def find(db: sqlite3.Connection, name: str, tenant: str, now: float) -> StoredRe
 def chain(
     db: sqlite3.Connection, name: str, tenant: str, most: int, most_bytes: int, now: float
 ) -> list[StoredResponse]:
-    """Returns the response and those that it goes on from, the latest first."""
     found: dict[str, StoredResponse] = {}
     while len(found) < most and most_bytes >= 0 and name not in found:
         response = find(db, name, tenant, now)

@@ -32,7 +32,6 @@ class StoredResponse:
 
     @property
     def bytes(self) -> int:
-        """Returns what it counts in the bounds."""
         return len(self.body) + len(self.input_items)
 
 
@@ -179,7 +178,6 @@ class EarlyResponses:
         self.count = 0
 
     def note(self, number: int) -> None:
-        """Counts so many more."""
         self.count += number
         if number and not self._has_warned:
             self._has_warned = True
@@ -199,7 +197,6 @@ class LogWatchers:
         self._wakes: dict[str, list[Callable[[], None]]] = {}
 
     def has(self, job_id: str) -> bool:
-        """Tells whether somebody watches a job."""
         return job_id in self._wakes
 
     def watch(self, job_id: str, wake: Callable[[], None]) -> Callable[[], None]:
@@ -217,7 +214,6 @@ class LogWatchers:
         return end
 
     def wake(self, job_id: str) -> None:
-        """Wakes all who watch a job."""
         for wake in tuple(self._wakes.get(job_id, ())):
             wake()
 

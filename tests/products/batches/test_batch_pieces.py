@@ -18,7 +18,7 @@ from gateway.core.snapshot import Policies
 from gateway.core.types import Usage
 from gateway.products.batches import finish
 from gateway.products.batches import output as marks
-from gateway.products.batches.finish import BatchChecks, BatchEnds, write_chunk
+from gateway.products.batches.finish import BatchChecks, BatchFinalizer, write_chunk
 from gateway.products.batches.input import lines_of, read_index
 from gateway.products.batches.output import LineIdentity, answered_line, batch_object
 from gateway.products.jobs.model import (
@@ -63,7 +63,7 @@ class Bench:
         self.rules = rules
         self.changes = 0
         self.checks = BatchChecks(self.store, self.blobs, policies, self.clock, lambda _job: self.rules)
-        self.ends = BatchEnds(self.store, self.blobs, self.clock, lambda _job: self.rules)
+        self.ends = BatchFinalizer(self.store, self.blobs, self.clock, lambda _job: self.rules)
 
     def _changed(self, _job_id: str) -> None:
         self.changes += 1
@@ -482,14 +482,14 @@ async def test_an_end_that_the_store_forgets_is_written_once_more(policies: Poli
     forgetful = deepcopy(bench.store)
     setattr(bench.store, "durability_lag_s", 5.0)  # noqa: B010  # of a server that writes to its disk now and then
     clock = Waiting()
-    ends = BatchEnds(bench.store, bench.blobs, clock, lambda _job: RULES)
+    ends = BatchFinalizer(bench.store, bench.blobs, clock, lambda _job: RULES)
     ending = asyncio.create_task(ends.run(RunningWork(work, clock)))
     for _ in range(100):
         await asyncio.sleep(0)
     assert (await bench.job()).state.is_end
 
     bench.store = forgetful
-    await BatchEnds(forgetful, bench.blobs, bench.clock, lambda _job: RULES).run(RunningWork(work, bench.clock))
+    await BatchFinalizer(forgetful, bench.blobs, bench.clock, lambda _job: RULES).run(RunningWork(work, bench.clock))
 
     job = await bench.job()
     assert (job.state, job.tally.completed) == (JobState.SUCCEEDED, 20)

@@ -18,7 +18,7 @@ from gateway.core.clock import SystemClock
 from gateway.core.errors import DeadlineExceeded
 from gateway.core.types import Usage
 from gateway.products.batches import output as marks
-from gateway.products.batches.finish import BatchChecks, BatchEnds, PartialFile, PartialFiles, write_chunk
+from gateway.products.batches.finish import BatchChecks, BatchFinalizer, PartialFile, PartialFiles, write_chunk
 from gateway.products.batches.input import lines_of
 from gateway.products.batches.output import LineIdentity, answered_line
 from gateway.products.jobs import answers_http as events
@@ -67,7 +67,7 @@ async def run_next(edge: JobEdge) -> int | None:
     if work.piece == CHECK:
         await BatchChecks(edge.store, edge.blobs, edge.policies, clock, rules_of).run(running)
     elif work.piece == FINALISE:
-        await BatchEnds(edge.store, edge.blobs, clock, rules_of).run(running)
+        await BatchFinalizer(edge.store, edge.blobs, clock, rules_of).run(running)
     else:
         results = [
             answered_line(LineIdentity(number, f"r{number}", f"line {number}"), 200, "r", b"{}", Usage(1, 2), 0.0)

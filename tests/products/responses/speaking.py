@@ -15,7 +15,7 @@ from gateway.core.types import Usage
 from gateway.products.jobs.calls import CallServer
 from gateway.products.jobs.model import JobKind
 from gateway.products.jobs.worker import RunningWork
-from gateway.products.responses.log import EventReading, LiveLogs
+from gateway.products.responses.log import EventBuffers, EventReading
 from gateway.products.responses.rules import ASKED, ECHO, PREVIOUS, STORES, STREAMS
 from gateway.products.responses.runner import ResponseJobs
 from tests.support.town import Process
@@ -39,7 +39,7 @@ class Speaker(Process):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.lives = LiveLogs()
+        self.lives = EventBuffers()
         server = CallServer(self.make_call, self.serve, self.clock)
         self.responses = ResponseJobs(
             self.store, server, self.clock, self._rules_of, lambda: 0.0, self.lives, lambda _id, _until: None

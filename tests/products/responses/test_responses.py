@@ -21,7 +21,7 @@ from gateway.products.jobs.model import Job, JobFlag, JobState
 from gateway.products.jobs.rules import ResponseRules
 from gateway.products.jobs.store import JobStore
 from gateway.products.responses.events import GENERATION_STEP
-from gateway.products.responses.log import LiveLogs
+from gateway.products.responses.log import EventBuffers
 from gateway.products.responses.service import ResponseService
 from tests.products.responses.speaking import RESPONSE, WORDS, Json, Speaker, text_of, tries_in
 from tests.support.redis_servers import RedisServer
@@ -404,7 +404,7 @@ def test_an_answer_is_there_before_anybody_is_told_of_it(tell: Tell, monkeypatch
         events = await other.read()
         assert events[-1]["type"] == "response.completed"
         stale: Any = Stale(other.store, early)
-        for lives in (one.lives, LiveLogs()):
+        for lives in (one.lives, EventBuffers()):
             service = ResponseService(stale, here.clock, stale, lives, *[lambda *_: None] * 4)  # type: ignore[arg-type]  # unused
             job, body = await service.find(RESPONSE, "t")
             assert (job, orjson.loads(body)["status"]) == (None, "completed")

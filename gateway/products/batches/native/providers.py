@@ -304,12 +304,10 @@ class MessageBatches:
         return None
 
     async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
-        """Returns a batch as it is now."""
         answer = await self._requests.ask(provider, "GET", f"{PATH}/{segment(batch_id)}", headers=_VERSION)
         return _read_batch(answer)
 
     async def cancel(self, provider: Provider, batch_id: str) -> None:
-        """Asks a batch to stop."""
         headers = {**_VERSION, "content-length": "0"}
         await self._requests.ask(provider, "POST", f"{PATH}/{segment(batch_id)}/cancel", headers=headers)
 
@@ -463,7 +461,6 @@ class FileBatches:
         return None
 
     async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
-        """Returns a batch as it is now."""
         answer = await self._requests.ask(provider, "GET", f"/batches/{segment(batch_id)}")
         batch = _batch(provider, answer)
         if batch is None:
@@ -471,7 +468,6 @@ class FileBatches:
         return batch
 
     async def cancel(self, provider: Provider, batch_id: str) -> None:
-        """Asks a batch to stop."""
         await self._requests.ask(
             provider, "POST", f"/batches/{segment(batch_id)}/cancel", headers={"content-length": "0"}
         )
@@ -565,29 +561,23 @@ class HttpProviderBatches:
     async def create(
         self, provider: Provider, file_id: str, endpoint: str, part: str, may_send: Callable[[], bool]
     ) -> RemoteBatch:
-        """Makes a batch of a file; see `FileBatches`."""
         return await self._files.create(provider, file_id, endpoint, part, may_send)
 
     async def submit(
         self, provider: Provider, size: int, content: AsyncIterator[bytes], may_send: Callable[[], bool]
     ) -> RemoteBatch:
-        """Makes a batch of lines that go along; see `MessageBatches`."""
         return await self._messages.submit(provider, size, content, may_send)
 
     async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
-        """Returns a batch as it is now."""
         return await self._of(provider).look(provider, batch_id)
 
     async def cancel(self, provider: Provider, batch_id: str) -> None:
-        """Asks a batch to stop."""
         await self._of(provider).cancel(provider, batch_id)
 
     def content(self, provider: Provider, file_id: str) -> AsyncIterator[bytes]:
-        """Yields the bytes of a file, or the results of a batch that has none."""
         return self._of(provider).content(provider, file_id)
 
     async def remove(self, provider: Provider, file_id: str) -> None:
-        """Removes a file, or a batch that has none; one that is not there is removed."""
         await self._of(provider).remove(provider, file_id)
 
     def _of(self, provider: Provider) -> FileBatches | MessageBatches:

@@ -318,7 +318,6 @@ class Part:
 
     @property
     def filename(self) -> str:
-        """Returns the name of its input file at the provider."""
         return f"gateway-{self.name}.jsonl"
 
 
@@ -339,7 +338,6 @@ def to_mark(part: Part) -> dict[str, Any]:
 
 
 def of_mark(mark: dict[str, Any]) -> Part:
-    """Returns the part that a mark has."""
     empty = {"name": "", "target": "", "provider": "", "model": "", "since": 0.0, "due": 0.0}
     return Part(**{**empty, **mark, "phase": PartPhase(mark["phase"])})
 

@@ -76,7 +76,7 @@ LAG_S = 3600.0
 """A provider's clock may be so far behind ours."""
 
 
-class Moment:
+class SendWindow:
     """The time within which something that is about to be noted may be asked."""
 
     def __init__(self, clock: Clock) -> None:
@@ -84,13 +84,13 @@ class Moment:
         self._clock = clock
         self._began = clock.monotonic(), clock.wall()
 
-    def lasts(self, within_s: float = parts.SENT_WITHIN_S) -> bool:
+    def is_open(self, within_s: float = parts.SENT_WITHIN_S) -> bool:
         """Tells whether it is not over, by either clock: a machine that sleeps, or is moved, may stop one of them."""
         now = self._clock.monotonic(), self._clock.wall()
         return all(at - began <= within_s for at, began in zip(now, self._began, strict=True))
 
 
-class ProviderAsking:
+class PartRequests:
     """Asks providers, one thing at a time. Holds nothing of any part."""
 
     def __init__(self, blobs: Blobs, batches: ProviderBatches, clock: Clock) -> None:
@@ -99,7 +99,7 @@ class ProviderAsking:
         self._clock = clock
 
     async def ask(
-        self, job: Job, part: Part, provider: Provider, source: WrittenInput | None, moment: Moment
+        self, job: Job, part: Part, provider: Provider, source: WrittenInput | None, window: SendWindow
     ) -> PartEvent:
         """Has the provider do what is noted; `source` is the input, where that is to be sent.
 
@@ -107,13 +107,13 @@ class ProviderAsking:
         """
         if source is not None and part.is_inline:
             content = self._blobs.read(source.blob)
-            made = self._batches.submit(provider, source.size, content, lambda: moment.lasts(parts.INLINE_SENT_S))
+            made = self._batches.submit(provider, source.size, content, lambda: window.is_open(parts.INLINE_SENT_S))
             return BatchThere(await made)
         if source is not None:
             content = self._blobs.read(source.blob)
             return UploadedFile(await self._batches.upload(provider, part.filename, source.size, content))
         url = url_of(job, provider)
-        return BatchThere(await self._batches.create(provider, part.file, url, part.name, moment.lasts))
+        return BatchThere(await self._batches.create(provider, part.file, url, part.name, window.is_open))
 
     async def look(self, job: Job, chunk: int, part: Part, provider: Provider) -> PartEvent:
         """Sees what has become of what was asked, or does what may be done twice. Raises ProviderRefused, Unreachable."""
@@ -311,7 +311,7 @@ class NativeParts:
         self._policies = policies
         self._clock = clock
         self._rules_of = rules_of
-        self._asking = ProviderAsking(blobs, batches, clock)
+        self._requests = PartRequests(blobs, batches, clock)
         self._answers = ProviderAnswers(store, blobs, batches, accounts, self._tell_run)
         self._seen: dict[tuple[str, int], tuple[PartPhase, float]] = {}
 
@@ -448,7 +448,6 @@ class NativeParts:
         return part
 
     async def _stepped(self, running: RunningWork, chunk: int, part: Part) -> Part:
-        """Does the one thing that is due, and notes what came of it."""
         provider = self._policies.current.providers.get(part.provider)
         if provider is None or not may_take(provider):
             return await self._kept(running, chunk, parts.given_up(part, "its provider is no longer in the config"))
@@ -459,17 +458,17 @@ class NativeParts:
             if part.phase is first and not part.is_asked:
                 source = await self._written(running, chunk, part, provider)
             if not part.is_asked and part.phase in (PartPhase.UPLOADING, PartPhase.CREATING):
-                moment = Moment(self._clock)
+                window = SendWindow(self._clock)
                 lines = 0 if source is None else source.lines
                 part = await self._kept(running, chunk, parts.mark_asked(part, lines))
-                event = await self._asking.ask(running.work.job, part, provider, source, moment)
+                event = await self._requests.ask(running.work.job, part, provider, source, window)
             elif part.phase is PartPhase.FETCHING:
                 rules = self._rules_of(running.work.job).batches
                 policy, wording = self._policies.current, self._wording(running.work.job, part, provider)
                 await self._answers.fetch(running, chunk, part, provider, policy, wording, rules)
                 event = Done()
             else:
-                event = await self._asking.look(running.work.job, chunk, part, provider)
+                event = await self._requests.look(running.work.job, chunk, part, provider)
         except NoPart as why:
             return await self._kept(running, chunk, parts.given_up(part, str(why)))
         except NeverSent as why:
