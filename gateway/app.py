@@ -33,7 +33,6 @@ from gateway.admin.operations import (
     metrics_route,
     state_routes,
 )
-from gateway.core import peek
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.calllog import CallLog
@@ -48,6 +47,7 @@ from gateway.core.http.client.wire import Wire
 from gateway.core.http.server import HttpServer, listen_on
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import SharedStore
+from gateway.core.request_head import OTHER
 from gateway.core.serving import InFlight
 from gateway.core.snapshot import Policies, PolicySnapshot, Provider
 from gateway.core.telemetry import Telemetry
@@ -422,7 +422,7 @@ class Gateway:
             *durable_routes(
                 *(self._policies, jobs, self._make_call, self._pipeline.handle),
                 EventReaders() if responses is None else responses.readers,
-                Served(edge, peek.OTHER),
+                Served(edge, OTHER),
                 edge.intake.read_counted,
             ),
             *RunRoutes(self._policies, self._runs, self._kept_clock).routes(),

@@ -15,6 +15,7 @@ from typing import Any
 
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import JSON_TYPE, AttemptDeadlines, FirstAnswer, dispatch
+from gateway.core.balancing import Action
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, error_object, is_openai_shaped

@@ -49,7 +49,6 @@ from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of
 from gateway.core.snapshot import Rates, Target, upstream_model
 from gateway.core.types import ALL_TEXT, Attempt, Gap, How, RawHeaders, Usage, UsageParts, shown
-from gateway.features.runs.table import RunTable
 
 CLIENT_GONE_STATUS = 499
 INTERNAL_ERROR = "internal_error"
@@ -71,7 +70,7 @@ def _nobody_notes(_call: Call) -> None:
 class Accounts:
     """Closes the accounts of calls and tells the meter."""
 
-    __slots__ = ("_charge", "_clock", "_meter", "_note", "_release", "_runs", "opened")
+    __slots__ = ("_charge", "_clock", "_count_in_run", "_meter", "_note", "_release", "opened")
 
     def __init__(
         self,
@@ -80,12 +79,12 @@ class Accounts:
         release: Callable[[Call, Usage | None], None],
         charge: Callable[[Call, float], None] = _nobody_pays,
         note: Callable[[Call], None] = _nobody_notes,
-        runs: RunTable | None = None,
+        count_in_run: Callable[[Call, str, float | None, float], None] | None = None,
     ) -> None:
         """`release` gives back to the limits what the call took and did not use, `charge` books money on the key, `note` is
-        told of calls that may have been spared, `runs` of those that are parts of runs.
+        told of calls that may have been spared, `count_in_run` of those that are parts of runs.
         """
-        self._runs = runs
+        self._count_in_run = count_in_run
         self._note = note
         self._release = release
         self._charge = charge
@@ -200,8 +199,8 @@ class Accounts:
             first_byte_s = last.first_byte_at - last.started_at
         if call.replay is not None:
             self._note(call)
-        if call.part is not None and self._runs is not None:
-            self._runs.settled(call, outcome, cost, retries_usd)
+        if call.part is not None and self._count_in_run is not None:
+            self._count_in_run(call, outcome, cost, retries_usd)
         record = CallRecord(
             call,
             status,

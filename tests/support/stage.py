@@ -14,7 +14,6 @@ from gateway.core.call import Call, Reply
 from gateway.core.errors import GatewayError
 from gateway.core.metrics import Metrics
 from gateway.core.types import Usage
-from gateway.drivers.blobs import MemoryBlobs
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry, plan_chunks
 from gateway.products.batches.output import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL
@@ -36,6 +35,7 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs
 from gateway.products.jobs.worker import JobWorker, RunningWork, Write
+from tests.support.memory_blobs import MemoryBlobs
 from tests.support.memory_store.store import MemoryJobStore
 from tests.support.virtual import LoopClock
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.drivers.blobs import MemoryBlobs
 from gateway.products.jobs.model import ClaimAsk, JobEnd, JobKind, JobState, NewJob, StoredFile
 from gateway.products.jobs.upkeep import AT_ONCE, MOST_STEPS, JobCleaning
 from tests.products.batches.test_batch_output import batch
 from tests.support.flow import FakeClock
+from tests.support.memory_blobs import MemoryBlobs
 from tests.support.memory_store.store import MemoryJobStore
 
 DAY_S = 86_400.0
