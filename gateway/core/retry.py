@@ -55,7 +55,7 @@ class Budgets(Protocol):
         ...
 
     def ready_at(self, target: Target) -> float:
-        """Returns when the target may take the call, as far as can be told (monotonic seconds); inf: never."""
+        """Estimates when the target may take the call (monotonic seconds); inf: never."""
         ...
 
     def denies_money(self) -> str | None:
@@ -135,7 +135,7 @@ def next_step(
     made = sum(
         [not (attempt.is_refused or attempt.is_trial or _is_beside(attempt, ledger, reach)) for attempt in ledger]
     )
-    # A target that is ruled out says nothing about the others: their failures decide, if there are any.
+    # A target that is ruled out is no evidence about the others: their failures decide, if there are any.
     failures_left = [one for one in ledger if not one.never_again]
     has_lost_targets = 0 < len(failures_left) < len(ledger)
     ledger = failures_left or ledger

@@ -41,7 +41,7 @@ def check_name(name: str) -> str:
     return name
 
 
-# What is told when blobs cannot be written or read: callers hear what is wrong for everybody, the log where and the remedy.
+# Trouble with blobs: callers get what is wrong for everybody, the log gets where, and the remedy.
 #
 # May be called from any thread. Invariant: one trouble is one line in the log, and its end another.
 
@@ -69,22 +69,22 @@ class BlobTrouble:
         self._min_free_bytes = min_free_bytes
         self._lock = threading.Lock()
         self._logged: int | None = None
-        """The error number that the log has told of."""
+        """The error number that is logged already."""
 
     def from_error(self, error: OSError, doing: str) -> JobsUnavailable:
         """Returns the refusal for an error of the system while `doing` ("stored", "read")."""
         number = error.errno or errno.EIO
         if number in _FULL:
-            self._tell(errno.ENOSPC, f"is full ({error.strerror}); make room, or set 'jobs.files' to a larger volume")
+            self._log(errno.ENOSPC, f"is full ({error.strerror}); make room, or set 'jobs.files' to a larger volume")
             return JobsUnavailable(NO_ROOM)
         remedy = _REMEDIES.get(number, "see to it that the folder is there and can be written")
-        self._tell(number, f"cannot be used ({error.strerror or error}); {remedy}")
+        self._log(number, f"cannot be used ({error.strerror or error}); {remedy}")
         return JobsUnavailable(f"Files cannot be {doing} now: their disk fails. Plain calls are served.")
 
     def no_room(self, free_bytes: int) -> JobsUnavailable:
         """Returns the refusal where less is free than has to stay free."""
         least = self._min_free_bytes
-        self._tell(
+        self._log(
             errno.ENOSPC,
             f"has {free_bytes} bytes free, and {least} have to stay free; make room, or lower 'jobs.min_free'",
         )
@@ -98,7 +98,7 @@ class BlobTrouble:
             if was is not None:
                 log.warning("the folder of files %s can be written again.", self._folder)
 
-    def _tell(self, number: int, what: str) -> None:
+    def _log(self, number: int, what: str) -> None:
         with self._lock:
             was, self._logged = self._logged, number
         if was != number:

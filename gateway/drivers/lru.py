@@ -176,7 +176,16 @@ class Lru:
 
     def sweep(self, now: float) -> None:
         """Drops some entries that are expired, forgotten or above the bound, and gives free memory back."""
-        self._drop_past(int(now))
+        now_s = int(now)
+        if not 0 <= now_s - self._swept <= STEPS:  # at the start, or after the clock jumped
+            self._swept = min(now_s, *self._seconds) if self._seconds else now_s
+        until_s, left = min(now_s, self._swept + STEPS), LET_GO
+        while self._swept < until_s and left:
+            if keys := self._seconds.get(self._swept):
+                self.drop(keys.pop())
+                left -= 1
+            else:
+                self._swept += 1
         for _ in range(LET_GO):
             if not self._drop_forgotten():
                 break
@@ -195,17 +204,6 @@ class Lru:
             if (trim := find_trim()) is not None:
                 trim()
             self._beside = (resident_bytes() or 0) - self.taken
-
-    def _drop_past(self, now_s: int) -> None:
-        if not 0 <= now_s - self._swept <= STEPS:  # at the start, or after the clock jumped
-            self._swept = min(now_s, *self._seconds) if self._seconds else now_s
-        until_s, left = min(now_s, self._swept + STEPS), LET_GO
-        while self._swept < until_s and left:
-            if keys := self._seconds.get(self._swept):
-                self.drop(keys.pop())
-                left -= 1
-            else:
-                self._swept += 1
 
     def _drop_forgotten(self) -> bool:
         """Drops one forgotten entry; returns False when there is none."""

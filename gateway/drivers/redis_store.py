@@ -110,7 +110,6 @@ class RedisStore:
         self._link.on_change(changed)
 
     def health(self) -> StoreHealth:
-        """Returns the store's health for `/readyz` and the metrics."""
         link = self._link
         counts = self._leases.replicas, link.operations, link.failures
         return StoreHealth(link.is_up, link.since, link.reason, *counts, is_deaf=link.is_deaf)
@@ -162,7 +161,6 @@ class RedisStore:
         await asyncio.gather(*map(_quietly, turn))
 
     def _sweeps(self) -> Iterator[Work]:
-        """Yields every sweep once."""
         yield from self._records.sweeps()
         yield from self._answers.sweeps()
         yield from self._vectors.sweeps()

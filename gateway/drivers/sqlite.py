@@ -48,7 +48,7 @@ class Trouble:
         self._retry_s = FIRST_RETRY_S
         self._logged_at: float | None = None
         self._is_logged = False
-        """The log has told of the present trouble, and has to tell of its end."""
+        """The present trouble is logged, and its end has to be."""
         self._odd_at: float | None = None
         self.owed: deque[FileJob] = deque()
         self._owed_bytes = 0
@@ -99,7 +99,7 @@ class Trouble:
             self._missed += bool(job.bytes)
 
     def owe(self, undo: Work) -> None:
-        """Notes work that takes back what may be in the file though it was told to have failed."""
+        """Notes work that takes back what may be in the file though its caller got a failure."""
         self.owed.append(FileJob(undo, None, "durable"))
 
     def ended(self) -> None:
@@ -198,7 +198,11 @@ class File:
         try:
             return self._all_of(jobs)
         except Exception as error:  # noqa: BLE001 - whatever it is, calls go on
-            self._roll_back()
+            if self._db is not None and self._db.in_transaction:
+                try:
+                    self._db.execute("ROLLBACK")
+                except sqlite3.Error:  # then closing it does
+                    self.close()
             if _is_of_the_disk(error):
                 self._failed(error)
                 for job in jobs:  # a commit that failed may have come through nevertheless
@@ -216,7 +220,10 @@ class File:
         if not is_writing:
             return [job.work(db) for job in jobs]
         had_failed = not self._trouble.is_well
-        self._sync_fully(db, had_failed or any(job.effort in ("durable", "told") for job in jobs))
+        fully = had_failed or any(job.effort in ("durable", "told") for job in jobs)
+        if fully != self._is_full_sync:
+            db.execute("PRAGMA synchronous = FULL" if fully else "PRAGMA synchronous = NORMAL")
+            self._is_full_sync = fully
         db.execute("BEGIN IMMEDIATE")
         if had_failed:
             self._catch_up(db)
@@ -282,11 +289,6 @@ class File:
         """Returns the inodes of the file and its log: sqlite would go on writing to deleted ones."""
         return _inode(self._path), _inode(self._path + "-wal")
 
-    def _sync_fully(self, db: sqlite3.Connection, fully: bool) -> None:
-        if fully != self._is_full_sync:
-            db.execute("PRAGMA synchronous = FULL" if fully else "PRAGMA synchronous = NORMAL")
-            self._is_full_sync = fully
-
     def _without_writes(self, jobs: Sequence[FileJob]) -> list[Any]:
         """Runs only the jobs that read, because a full disk can still be read; notes the writes as missed."""
         for job in jobs:
@@ -299,7 +301,7 @@ class File:
             return job.otherwise
         try:
             return job.work(self._db)
-        except Exception as error:  # noqa: BLE001 - the disk is known to fail, and the log has told of it
+        except Exception as error:  # noqa: BLE001 - the disk is known to fail, and logged
             if _is_of_the_disk(error):
                 self.close()
             return job.otherwise
@@ -309,21 +311,16 @@ class File:
         db.execute("UPDATE meta SET value = value + 1 WHERE name = 'probes'")
         for job in self._trouble.owed:
             try:
-                _do_all(db, job.work)
+                work = job.work
+                while isinstance(rest := work(db), Rest):
+                    work = rest.work
             except Exception as error:
                 if _is_of_the_disk(error):
                     raise
                 self._trouble.log_data_error(error)
 
-    def _roll_back(self) -> None:
-        if self._db is not None and self._db.in_transaction:
-            try:
-                self._db.execute("ROLLBACK")
-            except sqlite3.Error:  # then closing it does
-                self.close()
-
     def _failed(self, error: BaseException) -> None:
-        if not _is_full(error):
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:  # a full disk can still be read
             self.close()  # what a failed fsync leaves in the caches is not to be trusted; opening reads the log again
             self._db = open_to_read(self._path, self.kind, connect=self._connect)
             self._is_for_reading = self._db is not None
@@ -362,11 +359,6 @@ class File:
                 self._failed(error)
 
 
-def _do_all(db: sqlite3.Connection, work: Work) -> None:
-    while isinstance(rest := work(db), Rest):
-        work = rest.work
-
-
 def _totals(db: sqlite3.Connection) -> list[Total]:
     return db.execute("SELECT name, entries, bytes FROM totals").fetchall()
 
@@ -391,10 +383,6 @@ def _is_of_the_disk(error: BaseException) -> bool:
     if isinstance(error, StoreUnusable | OSError | sqlite3.OperationalError):
         return True
     return type(error) is sqlite3.DatabaseError or isinstance(error, MemoryError)
-
-
-def _is_full(error: BaseException) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
 # The thread that owns the file: the event loop hands it jobs, and gets their results back in batches.
@@ -491,7 +479,7 @@ class FileThread:
         self._loop = asyncio.get_running_loop()
         done: asyncio.Future[str | None] = self._loop.create_future()
         if self._is_open:
-            self._jobs.put(Backup(path, lambda said: None if done.done() else done.set_result(said)))
+            self._jobs.put(Backup(path, lambda problem: None if done.done() else done.set_result(problem)))
         else:
             done.set_result("the gateway is stopping")
         return done
@@ -515,7 +503,7 @@ class FileThread:
             log.warning("the disk of the %s has said nothing for %g s; %s", kind.name, STALL_S, kind.when_stalled)
         for job in late:
             if job.decide():
-                self._tell(job, job.otherwise)
+                self._deliver(job, job.otherwise)
 
     async def aclose(self) -> None:
         """Takes nothing more and returns when all jobs are done, or after `CLOSE_S`."""
@@ -526,7 +514,7 @@ class FileThread:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, CLOSE_S)
         for job in list(self._waiting):
             if job.decide():
-                self._tell(job, job.otherwise)
+                self._deliver(job, job.otherwise)
 
     def _put(self, job: FileJob) -> None:
         if not self._is_open or self._queued_bytes + job.bytes > QUEUED_BYTES:
@@ -536,14 +524,14 @@ class FileThread:
         self._loop = asyncio.get_running_loop()
         self._jobs.put(job)
 
-    def _tell(self, job: FileJob, result: Any) -> None:
+    def _deliver(self, job: FileJob, result: Any) -> None:
         """Calls the job's `then`, once."""
         if job in self._waiting:
             del self._waiting[job]
             if job.then is not None:
                 job.then(result)
 
-    def _tell_all(self, done: list[tuple[FileJob, Any]]) -> None:
+    def _deliver_all(self, done: list[tuple[FileJob, Any]]) -> None:
         if self.is_stalled:
             self.is_stalled = False
             log.warning("the disk of the %s answers again.", self._file.kind.name)
@@ -551,7 +539,7 @@ class FileThread:
             if job.then is None:
                 self._queued_bytes -= job.bytes
             else:
-                self._tell(job, result)
+                self._deliver(job, result)
 
     # The methods below run in the thread.
 
@@ -614,12 +602,12 @@ class FileThread:
                 if job.undo is not None:
                     self._file.do([FileJob(job.undo, None, "durable")])
         if done or is_late:
-            self._call_on_loop(self._tell_all, done)
+            self._call_on_loop(self._deliver_all, done)
 
-    def _call_on_loop(self, tell: Callable[[Any], None], what: Any) -> None:
+    def _call_on_loop(self, deliver: Callable[[Any], None], what: Any) -> None:
         if self._loop is not None:
             try:
-                self._loop.call_soon_threadsafe(tell, what)
+                self._loop.call_soon_threadsafe(deliver, what)
             except RuntimeError:  # the loop is closed: no caller waits any more
                 log.debug("nobody heard how jobs ended")
 

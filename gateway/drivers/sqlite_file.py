@@ -59,7 +59,7 @@ class FileKind:
     when_failing: str
     """What the gateway does while the disk fails."""
     when_stalled: str
-    """What it does while the disk says nothing."""
+    """What it does while the disk does not answer."""
     when_replaced: str
     """How to do it right, whoever deleted the file while it was in use."""
     page_bytes: int = 4096
@@ -79,13 +79,24 @@ def open_file(path: str, kind: FileKind, *, connect: Connect = sqlite3.connect) 
         for setting in _SETTINGS:
             db.execute(setting)
         version = _version_of(db, path, kind)
-        if is_file:
-            _look_through(db, path)  # up to here nothing is written
-            _make_ours(db, path, kind, is_new=version == 0)
+        if os.path.getsize(path) <= CHECKED_BYTES:
+            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(f"database disk image is malformed: {found}")
+        # Up to here nothing is written; from here on the file is ours.
+        if stat.S_IMODE(os.stat(path).st_mode) != 0o600:
+            os.chmod(path, 0o600)
+        if version == 0:  # a new file: neither can be set later
+            db.execute(f"PRAGMA page_size = {kind.page_bytes}")
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise StoreUnusable(f"{kind.name} {path}: no write-ahead log is possible there. Put it on a local disk.")
         return db, _begin(db, version, kind.migrations)
     except (sqlite3.Error, OSError) as error:
         _close(db)
-        raise StoreUnusable(f"{kind.name} {path}: {_reason_of(error)}. {_remedy(path, kind, error)}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise StoreUnusable(f"{kind.name} {path}: {reason}. {_remedy(path, kind, error)}") from error
     except BaseException:
         _close(db)
         raise
@@ -167,17 +178,6 @@ def _refuse_log_of_another(path: str, kind: FileKind) -> None:
         )
 
 
-def _make_ours(db: sqlite3.Connection, path: str, kind: FileKind, *, is_new: bool) -> None:
-    if stat.S_IMODE(os.stat(path).st_mode) != 0o600:
-        os.chmod(path, 0o600)
-    if is_new:
-        db.execute(f"PRAGMA page_size = {kind.page_bytes}")
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise StoreUnusable(f"{kind.name} {path}: no write-ahead log is possible there. Put it on a local disk.")
-
-
 def _begin(db: sqlite3.Connection, version: int, migrations: Sequence[Sequence[str]]) -> int:
     """Applies the missing migrations and counts the start; returns the number of starts."""
     db.execute("BEGIN IMMEDIATE")
@@ -206,17 +206,6 @@ def _version_of(db: sqlite3.Connection, path: str, kind: FileKind) -> int:
             f"Run that one, or name another file under {kind.setting}."
         )
     return int(version)
-
-
-def _look_through(db: sqlite3.Connection, path: str) -> None:
-    if os.path.getsize(path) <= CHECKED_BYTES:
-        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(f"database disk image is malformed: {found}")
-
-
-def _reason_of(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def _is_read_only(folder: str) -> bool:

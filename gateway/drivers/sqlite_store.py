@@ -311,7 +311,6 @@ class SqliteStore:
 
     @property
     def path(self) -> str:
-        """Returns the path of the file."""
         return self._path
 
     async def aclose(self) -> None:

@@ -79,7 +79,7 @@ LimitKind = Literal["bucket", "window", "slots"]
 class LeaseAsk:
     """Tells the store what a replica has of one shared limit, and what it asks for. Amounts are in the limit's own unit.
 
-    The counts go on for as long as the replica lives, so that an ask that is told twice, or whose answer is lost, changes
+    The counts go on for as long as the replica lives, so that an ask that is sent twice, or whose answer is lost, changes
     nothing: what the replica holds is always `granted - used - given`; below 0 it has used more than it had.
     """
 
@@ -121,7 +121,7 @@ class LeaseAsk:
     incarnation: int = 0
     """A number that changes when the counts begin anew; to the store they are then those of another replica."""
     lag_s: float = 0.0
-    """The seconds after its first use at which a full bucket begins to refill: the provider hears of the first call late."""
+    """The seconds after its first use at which a full bucket begins to refill: the provider gets the first call late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class SharedState:
     timeout_s: float = 0.05
     """Of one operation; no call waits longer, nor twice."""
     connections: int = 4
-    """To each server, besides the one that hears news."""
+    """To each server, besides the one of the subscription."""
     replicas: int = 1
     """So many there are at least, as long as the store has not said how many."""
     ca_file: str | None = None
@@ -188,11 +188,9 @@ class StoreView:
 
     @property
     def is_known(self) -> bool:
-        """Returns whether the store was ever heard."""
         return self._known_at > -inf
 
     def take_reply(self, reply: LeaseReply, kind: LimitKind, now: float) -> None:
-        """Takes over the reply of the store."""
         self._level = self._spare = reply.level
         self._known_at, self.most, self.wanting = now, reply.most, max(1, reply.wanting)
         if kind == "window":

@@ -4,7 +4,7 @@
 
 Amounts wait for the store only when nothing is held: then `wait_s` is None, `want` leases more, and the calls that wait are
 let through when it has come. While the store is out of reach the share lives on its own part of the limit: `LocalShare`, which
-comes first. Then come the account with the store, the share of a limit, and `FleetSum`, which only counts. It must not know
+comes first. Then come the share of a limit, with its account at the store, and `FleetSum`, which only counts. It must not know
 stores, queues or who waits. Invariants: questions change nothing; what all replicas give away is never more than what the store
 handed out (or, alone, than the parts add up to).
 """
@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from math import ceil, floor, inf, isfinite
-from typing import Any
 
 from gateway.core.limits.bucket import Bucket, Limit, Slots, Window
 from gateway.fleet.lease import Demand, LeaseAsk, LeaseReply, LimitKind, StoreView
 
 # A local share is one of N equal parts of a limit, for a replica that cannot hear what the others use.
 #
-# It begins with what the replica held, and its part of the unleased amount that the store told last: that is borrowed, and
+# It begins with what the replica held, and its part of the unleased amount that the store reported last: that is borrowed, and
 # owed when the store is back. Invariant: all parts together let no more through than the limit would have.
 
 
@@ -31,7 +30,7 @@ class LocalShare:
     __slots__ = ("_kind", "_knows_level", "borrowed", "limit", "rate_per_s", "since")
 
     def __init__(self, kind: LimitKind, limit: Limit, free: float, borrowed: float | None, now: float) -> None:
-        """`free` is its level now, `borrowed` the part of it that was unleased; None: the store was never heard."""
+        """`free` is its level now, `borrowed` the part of it that was unleased; None: the store has never answered."""
         self.limit = limit
         self.rate_per_s = limit.rate_per_s if isinstance(limit, Bucket) else 0.0
         self.since = now
@@ -88,7 +87,7 @@ class LocalShare:
 def own_bucket(
     rate_per_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
 ) -> LocalShare:
-    """Returns the local share of a bucket; `common` is the unleased amount; if None, never heard of, the share begins full."""
+    """Returns the local share of a bucket; `common` is the unleased amount; if None, unknown, the share begins full."""
     part = capacity / replicas
     free, borrowed = _free(part, held, common, replicas)
     return LocalShare("bucket", Bucket(rate_per_s / replicas, part, now), free, borrowed, now)
@@ -125,7 +124,7 @@ def _free(part: float, held: float, common: float | None, replicas: int) -> tupl
 # Keeps one replica's account of a shared limit: the amounts it was granted, has used and gives back, and asks for next.
 #
 # The store has the one true level; a replica leases what its calls are likely to need in the next moments, tells in the same
-# breath what they have used, and gives back what lies idle. Invariants: what is told to the store twice counts once; it is
+# breath what they have used, and gives back what lies idle. Invariants: what is reported to the store twice counts once; it is
 # asked for once per round.
 
 LOW = 0.5
@@ -133,11 +132,17 @@ LOW = 0.5
 SPREAD = 8
 """The divisor of the limit that bounds what is asked at a time for waiting calls: another limit may hold them up."""
 REPORT_S = 0.2
-"""Seconds after which the store hears what was used, or is not wanted any more; until then a full limit does not refill."""
+"""Seconds after which the store gets what was used, or is not wanted any more; until then a full limit does not refill."""
 REFRESH_S = 1.0
 """Seconds between two reports of what is held; the store forgets a replica that is silent for five times that."""
 FORGOTTEN_S = 6.0
 """Seconds, a little more than those after which the store forgets a replica (`SILENT_S` of `drivers/redis/lua/lease.lua`)."""
+IN_FLIGHT_S = 0.5
+"""Seconds by which the store's knowledge of the others may be old when a provider's level is compared with its own."""
+DOUBT = 0.05
+"""The share of the capacity by which a provider may count otherwise, as in `core/limits/bucket.py`."""
+_ROUNDING = 1e-9
+_EARLY_S = 1e-6
 
 
 class LeaseState(Enum):
@@ -155,8 +160,8 @@ class LeaseState(Enum):
     """The store is out of reach, and nothing goes until it is back."""
 
 
-class LeasedAmount:
-    """Keeps one replica's account with the store of one limit; amounts are in the limit's own unit."""
+class Share:
+    """Lets the calls of one replica through by its part of one shared limit; implements `Limit`, in that limit's own unit."""
 
     __slots__ = (
         "__weakref__",
@@ -210,7 +215,7 @@ class LeasedAmount:
         window_s: float = 0.0,
         lag_s: float = 0.0,
         is_whole: bool,
-        wake: Callable[[Any], None],
+        wake: Callable[[Share], None],
         fails_closed: bool = False,
         incarnation: int = 0,
     ) -> None:
@@ -237,7 +242,7 @@ class LeasedAmount:
         self._in_use = 0.0  # of slots
         self._store = StoreView(kind)
         self._own: LocalShare | None = None  # exactly while it is `LOCAL`
-        self._replicas = 1  # as told when it began to be on its own
+        self._replicas = 1  # as known when it began to be on its own
         self._lack_sent = 0.0
         self._lack = 0.0  # the most that a call asked for and did not get
         self._keep = 0.0
@@ -253,7 +258,6 @@ class LeasedAmount:
 
     @property
     def is_pending(self) -> bool:
-        """Returns whether an ask is under way."""
         return self.state is LeaseState.ASKED
 
     @property
@@ -270,6 +274,8 @@ class LeasedAmount:
     def is_answered(self) -> bool:
         """Returns whether the store has answered, and is within reach."""
         return self._store.is_known and not self.is_alone
+
+    # --- the account with the store ---
 
     def ask(self, now: float, waiting: float) -> LeaseAsk:
         """Returns the message to the store, and begins an ask; `waiting` is what all calls that wait here would take."""
@@ -340,7 +346,7 @@ class LeasedAmount:
             self._given += self._held - most
             self._held = most
             self._refill()
-        if self._ceiling < inf:  # told by the provider while the answer was on its way
+        if self._ceiling < inf:  # lowered by the provider while the reply was on its way
             self._refill()
 
     def is_due(self, now: float) -> bool:
@@ -392,7 +398,6 @@ class LeasedAmount:
         return 0.0 if now >= self._store.ends_at and self._held > 0 else self._held
 
     def _expire(self, now: float) -> None:
-        """Gives back the rest of a window that has ended."""
         if now >= self._store.ends_at and self._held > 0:
             self._given += self._held
             self._held = 0.0
@@ -406,19 +411,7 @@ class LeasedAmount:
         rate_per_s = self.rate_per_s if self.kind == "bucket" else 0.0
         return self._ceiling + (now - self._ceiling_at) * rate_per_s
 
-
-IN_FLIGHT_S = 0.5
-"""Seconds by which the store's knowledge of the others may be old when a provider's level is compared with its own."""
-DOUBT = 0.05
-"""The share of the capacity by which a provider may count otherwise, as in `core/limits/bucket.py`."""
-_ROUNDING = 1e-9
-_EARLY_S = 1e-6
-
-
-class Share(LeasedAmount):
-    """Lets the calls of one replica through by its part of one shared limit. Implements `Limit`."""
-
-    __slots__ = ()
+    # --- as a limit of the calls of this replica ---
 
     def level_at(self, now: float) -> float:
         """Returns what is held here plus what is unleased; while the store is out of reach, the level of the local share."""
@@ -556,7 +549,7 @@ class Share(LeasedAmount):
     def go_local(self, replicas: int, now: float) -> None:
         """Switches to a local share, one of `replicas` equal parts of the limit, because the store is out of reach.
 
-        It begins with what it holds, and its part of the unleased amount that the store told last.
+        It begins with what it holds, and its part of the unleased amount that the store reported last.
         """
         if self.is_alone:
             return
@@ -613,7 +606,7 @@ class Share(LeasedAmount):
             self._charged += own.borrowed
 
     def _note_lowered(self, own: LocalShare, before: float, now: float) -> None:
-        """Remembers a level that the provider lowered; the store hears of it when it is back."""
+        """Remembers a level that the provider lowered; the store gets it when it is back."""
         level = own.limit.level_at(now)
         if level < before and self.kind != "slots":
             self._lower_to(level, now)
@@ -626,7 +619,7 @@ class Share(LeasedAmount):
 # reach the others' part stays as last known.
 
 MOST = 1e7
-"""The capacity told to the store, small enough that a double still tells a millionth of a cent apart."""
+"""The capacity sent to the store, small enough that a double still distinguishes a millionth of a cent."""
 
 
 class FleetSum:
@@ -674,7 +667,7 @@ class FleetSum:
 
     @property
     def is_known(self) -> bool:
-        """Returns whether the store has told what others have added."""
+        """Returns whether the store has reported what others have added."""
         return self._is_known
 
     def read(self) -> float:
@@ -725,7 +718,7 @@ class FleetSum:
         self.retry_at = now + REPORT_S
 
     def go_local(self, replicas: int, now: float) -> None:
-        """Counts for this replica alone from now on, from what was heard, because the store is out of reach."""
+        """Counts for this replica alone from now on, from the last known sum, because the store is out of reach."""
         self.is_alone, self.is_pending, self.needs_refill = True, False, False
 
     def rejoin(self, now: float) -> None:

@@ -1,10 +1,10 @@
 """Limits that replicas share: asks the store for what this one will need, ahead of need, and tells what was used.
 
-    share out -> (calls take from shares) -> a round of asks -> heard -> those who wait go
+    share out -> (calls take from shares) -> a round of asks -> replies -> those who wait go
 
 Nothing here is on the way of a call that finds something held. It must not know Redis, nor how the store divides. Invariants:
 a share is in one round at a time; whoever waits for a share is looked at again after every answer; when the store goes out
-of reach or comes back, every share hears of it.
+of reach or comes back, every share is switched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.fleet.lease import LeaseReply, LimitKind
 from gateway.fleet.leased_part import FleetSum, Share
 
 TICK_S = 0.25
-"""Seconds between two looks for what has to be told although nothing is needed."""
+"""Seconds between two looks for what has to be reported although nothing is needed."""
 TRY_AGAIN_S = 0.25
 """Seconds for which shares live alone after a round of theirs was not answered."""
 BACK_WITHIN_S = 0.2
@@ -82,12 +82,10 @@ class Sharing:
 
     @property
     def replicas(self) -> int:
-        """Returns how many replicas use these limits, as last known."""
         return self._leases.replicas
 
     @property
     def is_up(self) -> bool:
-        """Returns whether the store is in reach."""
         return self._is_up
 
     def of_target(self, gate: str) -> ShareOut:
@@ -150,7 +148,7 @@ class Sharing:
             await self._rounds_end(until)
 
     async def tell(self, tally: FleetSum, until: float) -> bool:
-        """Tells the store what was added here, and hears what was elsewhere; returns False if not until then (monotonic)."""
+        """Reports to the store what was added here, and gets what was elsewhere; returns False if not `until` (monotonic)."""
         while tally.untold and not tally.is_alone and self._clock.monotonic() < until:
             if not tally.is_pending:
                 self._round([tally])
@@ -235,7 +233,6 @@ class Sharing:
         return [share for share in self._active.values() if not share.needs_refill and share.is_due(now)]
 
     def _round(self, shares: list[_Part]) -> None:
-        """Asks for all of these in one round."""
         shares = [share for share in shares if not share.is_alone]
         self._needs_refill = [share for share in self._needs_refill if share.needs_refill]
         if not shares or self._is_over:
@@ -248,7 +245,6 @@ class Sharing:
         future.add_done_callback(partial(self._answered, shares))
 
     def _waiting(self, share: _Part) -> float:
-        """Returns what the waiting calls would take of it."""
         kind, _, name = share.owner.partition("|")
         if kind == "key":
             return parts_of(self._wanted.get(share.owner, NOTHING))[share.part]

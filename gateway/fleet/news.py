@@ -1,13 +1,14 @@
-"""What replicas tell each other of targets and accounts, and what is done here with what others tell.
+"""News that replicas send each other about targets and accounts, and what is done here with those of others.
 
     pause, quota      a provider's word, or ours where it gave none: everybody keeps away for as long; the latest end wins
-    limit             what an answer has told of the provider's limits
+    limit             what an answer's headers say of the provider's limits
     breaker           it opened or closed by itself: a replica with its own recent evidence ignores it, the others adopt it
     hand              opened, drained, closed or undone by a person: that holds for all (`HandNews`)
 
-Nothing of a caller's own credential is told: its gates have names that no other process knows. What concerns a gate that is
-not there yet is remembered until it is, or is over. Invariants: what was heard is never told again; a pause is only ever
-made longer by news; all that is kept here is bounded.
+Nothing about a caller's own credential is sent: its gates have names that no other process knows. News of a gate that is not
+there yet waits until it is, or is over. First comes the format of news, then what is remembered of them, the acts of persons,
+`FleetNews` itself, and the turns at probing. Invariants: what was received is never sent again; a pause is only ever made
+longer by news; all that is kept here is bounded.
 """
 
 from __future__ import annotations
@@ -66,7 +67,6 @@ def write_move(move: BreakerMove) -> bytes:
 
 
 def read_move(detail: bytes) -> BreakerMove | None:
-    """Reads what `write_move` has written."""
     if len(detail) < _HEAD or detail[0] not in (_OPEN, _CLOSED, _REFUSED):
         return None
     letter, ejections, percent = detail[:_HEAD]
@@ -120,7 +120,7 @@ About = tuple[str, str]
 
 @dataclass(slots=True)
 class KnownLimits:
-    """Keeps what is known of targets' limits, by name, and when it was told or heard last."""
+    """What is known of targets' limits, by name, and when it was sent or received last."""
 
     limits: dict[str, Amount] = field(default_factory=dict)
     at: float = -inf
@@ -135,7 +135,7 @@ class KnownLimits:
 
 
 class KnownEnds:
-    """Keeps the ends of pauses and quotas, as told or heard; of breakers, until when peers keep away (monotonic)."""
+    """The ends of pauses and quotas, as sent or received; of breakers, until when peers keep away (monotonic)."""
 
     __slots__ = ("ends",)
 
@@ -198,14 +198,14 @@ class UnmetNews:
 
 # What persons have done by hand to targets and accounts, here and at other replicas: it holds for all of them.
 #
-# The last act counts. What still holds is told again, so that a store which has lost it still tells newcomers. It must not know
-# how an act is carried out. Invariants: an act that was heard is told again only to keep it; all that is kept is bounded.
+# The last act counts. What still holds is sent again, so that newcomers get it from a store which has lost it. Invariants: an
+# act that was received is sent again only to keep it; all that is kept is bounded.
 
 
 HAND_S = 7 * 86_400.0
-"""Seconds for which an act by hand is kept for replicas that start later; it is told anew after half of them."""
+"""Seconds for which an act by hand is kept for replicas that start later; it is sent anew after half of them."""
 REMIND_S = 10.0
-"""Seconds until what holds by hand is told again; a store that has kept it passes that on to nobody."""
+"""Seconds until what holds by hand is sent again; a store that still has it passes that on to nobody."""
 SLACK_S = 1.0
 """Seconds by which the time of an act may be wrong."""
 HELD = ("open", "drained")
@@ -223,7 +223,7 @@ class _Act(NamedTuple):
 
 
 class HandNews:
-    """The acts of persons, told and heard; in the loop's thread."""
+    """The acts of persons, sent and received; in the loop's thread."""
 
     __slots__ = ("_began_at", "_clock", "_ends", "_gates", "_has_reminder", "_health", "_news", "acts")
 
@@ -245,13 +245,13 @@ class HandNews:
             return
         act = _Act(to, token_hex(4), self._clock.monotonic())
         self._note_act(name, act)
-        self._tell_act(name, act, HAND_S)
+        self._publish_act(name, act, HAND_S)
         if to == "closed":
             gates = {
                 line.gate.name for line in self.lines_named(name) if not self._gates.names.is_callers(line.gate.name)
             }
             for one in gates | ({name} & self._gates.accounts.keys()):
-                self._tell_over(one)
+                self._publish_over(one)
 
     def _note_act(self, name: str, act: _Act) -> None:
         self.acts.pop(name, None)
@@ -262,7 +262,7 @@ class HandNews:
             self._has_reminder = True
             self._clock.call_at(self._clock.monotonic() + REMIND_S, self._remind)
 
-    def _tell_act(self, name: str, act: _Act, left_s: float) -> None:
+    def _publish_act(self, name: str, act: _Act, left_s: float) -> None:
         self._news.tell(NewsItem("hand", name, left_s, write_hand(act.to, act.token)), lasts=True)
 
     def _remind(self) -> None:
@@ -272,7 +272,7 @@ class HandNews:
         for name, act in held:
             if now - act.at > HAND_S / 2:
                 self.acts[name] = act = act._replace(at=now)
-            self._tell_act(name, act, act.at + HAND_S - now - (SLACK_S if act.at < now else 0.0))
+            self._publish_act(name, act, act.at + HAND_S - now - (SLACK_S if act.at < now else 0.0))
         self._has_reminder = bool(held)
         if held:
             self._clock.call_at(now + REMIND_S, self._remind)
@@ -280,7 +280,7 @@ class HandNews:
     def _is_held(self, name: str) -> bool:
         return any(breaker.is_by_hand for breaker in self._breakers_named(name))
 
-    def _tell_over(self, name: str) -> None:
+    def _publish_over(self, name: str) -> None:
         """Withdraws news that would keep replicas that start later away."""
         self._ends.forget(*ENDS, name=name)
         self._news.tell(NewsItem("pause", name, 0.0), lasts=True)
@@ -319,7 +319,7 @@ class HandNews:
                 breaker.force("closed", self._clock.monotonic())
 
     def _is_amiss(self, name: str) -> bool:
-        """Returns whether closing by hand would change anything: an act that is kept is heard at each start, too."""
+        """Returns whether closing by hand would change anything: an act that is stored is received at each start, too."""
         now = self._clock.monotonic()
         return any(not line.gate.health.is_clear or line.gate.pauses.ends_at > now for line in self.lines_named(name))
 
@@ -338,15 +338,15 @@ class HandNews:
 
 
 LIMIT_S = 3600.0
-"""Seconds for which a learned limit is kept for replicas that start later; it is told again after half of them."""
+"""Seconds for which a learned limit is kept for replicas that start later; it is sent again after half of them."""
 LIMIT_GRAIN_S = 1.0
 """Seconds between two reports of a gate's limits, however often they change."""
 FIRST_GO = 0.9
-"""The part of an ejection that peers are told of: they may try before the replica whose calls have failed."""
+"""The part of an ejection that peers hear of: they may try before the replica whose calls have failed."""
 GRAIN_S, GRAIN = 0.05, 0.01
 """An end that is later by less than this, or by less than this share of what is left, is no news."""
 LEAST_LONGER = 0.5
-"""A breaker that opens again before the time that was told is over is news if it is for longer by this share."""
+"""A breaker that opens again before the time that was sent is over is news if it is for longer by this share."""
 _MINUTE_S = 60.0
 Handler = Callable[[bytes], None]
 
@@ -382,21 +382,18 @@ class FleetNews:
             self._meet(line)
         news.listen(self.on_item)
 
-    # What is told.
+    # What is sent.
 
     def paused(self, name: str, left_s: float, now: float) -> None:
-        """As of `GateNews`."""
-        self._tell_end("pause", name, left_s, now)
+        self._publish_end("pause", name, left_s, now)
 
     def exhausted(self, name: str, left_s: float, now: float) -> None:
-        """As of `GateNews`."""
-        self._tell_end("quota", name, left_s, now)
+        self._publish_end("quota", name, left_s, now)
 
     def learned(self, name: str, learned: Learned, now: float) -> None:
-        """As of `GateNews`."""
         known = self._known(name)
         if now < known.at + LIMIT_GRAIN_S:
-            return  # what still differs then is told with a later answer
+            return  # what still differs then goes with a later answer
         is_new = now >= known.at + LIMIT_S / 2
         for limit, reading in learned.by_limit():
             if reading.limit is not None and known.changes(limit, (reading.limit, reading.period_s)):
@@ -406,13 +403,12 @@ class FleetNews:
             self._news.tell(NewsItem("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
 
     def burst(self, name: str, burst: float, now: float) -> None:
-        """As of `GateNews`."""
         known = self._known(name)
         if known.changes(BURST, (burst, _MINUTE_S)):
             known.at = now
             self._news.tell(NewsItem("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
 
-    def _tell_end(self, kind: Literal["pause", "quota"], name: str, left_s: float, now: float) -> None:
+    def _publish_end(self, kind: Literal["pause", "quota"], name: str, left_s: float, now: float) -> None:
         end = self._ends.get((kind, name))
         if now + left_s > end + max(GRAIN_S, GRAIN * left_s):
             self._ends.note((kind, name), now + left_s, now)
@@ -437,10 +433,10 @@ class FleetNews:
         move = BreakerMove(is_open, breaker.ejections, reason, is_refused, breaker.failure_rate(now))
         self._news.tell(NewsItem("breaker", name, left_s, write_move(move)), lasts=True)
 
-    # What is heard.
+    # What is received.
 
     def on_item(self, item: NewsItem) -> None:
-        """Acts on what another replica has told."""
+        """Acts on the news of another replica."""
         if not 0.0 <= item.left_s < inf:
             return
         handler = self._handlers.get(item.kind)
@@ -571,7 +567,10 @@ class ProbeTurns:
 
     def ask(self, breaker: Breaker) -> None:
         """Asks the fleet whether this replica may probe the target of the breaker."""
-        slot = self._slot_of(breaker)
+        line = self._gates.lines.get(breaker.name)
+        account = None if line is None else line.gate.health.account
+        is_accounts = account is not None and account.breaker.state != "closed" and account.name in self._gates.accounts
+        slot = f"probe:{account.name if account is not None and is_accounts else breaker.name}"
         answer = self._news.take_slot(slot, SLOT_S)
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(lambda done: self._answered(breaker, slot, is_ours=_is_granted(done)))
@@ -623,12 +622,6 @@ class ProbeTurns:
             for line in self._health.lines_of(breaker.name):
                 if len(line.waiters) <= FEW:
                     self._queue.shut(line)
-
-    def _slot_of(self, breaker: Breaker) -> str:
-        line = self._gates.lines.get(breaker.name)
-        account = None if line is None else line.gate.health.account
-        is_accounts = account is not None and account.breaker.state != "closed" and account.name in self._gates.accounts
-        return f"probe:{account.name if account is not None and is_accounts else breaker.name}"
 
 
 def _is_granted(answer: asyncio.Future[bool]) -> bool:

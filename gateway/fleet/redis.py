@@ -163,7 +163,6 @@ def read_reply(reply: bytes) -> LeaseReply:
 
 
 def clock_of(reply: bytes) -> float:
-    """Returns the server's time from a reply."""
     clock: float = _REPLY.unpack(reply)[-1]
     return clock
 
@@ -240,7 +239,7 @@ class RedisNews:
         self._channel = link.key("news", "channel")
         kept = link.key("news", "kept")
         self._keys = kept, kept + b":ends"
-        self._tell, self._kept = load_script("news_tell"), load_script("news_kept")
+        self._tell_script, self._stored_script = load_script("news_tell"), load_script("news_kept")
         self._take, self._give = load_script("news_slot"), load_script("news_give")
         self._listeners: list[Listener] = []
         self._delayed: dict[About, tuple[float, NewsItem]] = {}
@@ -295,7 +294,7 @@ class RedisNews:
         message = _write(self._id, item)
         args = "", repr(item.left_s), int(lasts), field, message, self._channel, MOST_KEPT, OVER_S
         since = self._monotonic()
-        self._link.run(self._tell, self._keys, args).add_done_callback(partial(self._sent, item, lasts, since))
+        self._link.run(self._tell_script, self._keys, args).add_done_callback(partial(self._sent, item, lasts, since))
 
     def _sent(self, item: NewsItem, lasts: bool, since: float, answer: asyncio.Future[bytes]) -> None:
         reply = _reply_of(answer)
@@ -328,12 +327,12 @@ class RedisNews:
         """Reads the kept news after a subscription, because messages may have been missed."""
         self._time.forget()
         self._has_to_read = True
-        self._read_kept()
+        self._read_stored()
 
-    def _read_kept(self) -> None:
+    def _read_stored(self) -> None:
         if self._held_back is None:  # otherwise it follows the read under way
             self._has_to_read, self._held_back = False, []
-            self._link.run(self._kept, self._keys, ("",)).add_done_callback(self._read)
+            self._link.run(self._stored_script, self._keys, ("",)).add_done_callback(self._read)
 
     def _read(self, answer: asyncio.Future[list[bytes]]) -> None:
         reply, held_back, self._held_back = _reply_of(answer), self._held_back or [], None
@@ -345,7 +344,7 @@ class RedisNews:
         for message in (*sorted((reply or ())[1:], key=_sent_at), *held_back):
             self._deliver(message)
         if reply is not None and self._has_to_read:
-            self._read_kept()
+            self._read_stored()
 
     def _on_message(self, message: bytes) -> None:
         sent_at, _, _ = message.partition(b" ")
@@ -416,7 +415,7 @@ class RedisNews:
         if self._link.is_up and not self._is_closed:  # a change of health calls this again
             self._send_delayed()
             if self._has_to_read:
-                self._read_kept()
+                self._read_stored()
 
 
 def _sent_at(message: bytes) -> float:
@@ -428,7 +427,6 @@ def _sent_at(message: bytes) -> float:
 
 
 def _reply_of(answer: asyncio.Future[Any]) -> Any:
-    """Returns the reply of the store, None for none."""
     return None if answer.cancelled() or answer.exception() is not None else answer.result()
 
 

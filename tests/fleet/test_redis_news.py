@@ -464,7 +464,7 @@ async def test_what_is_heard_while_what_is_kept_is_read_comes_after_it(server: R
         run, two.link.run = two.link.run, lambda *_: kept  # type: ignore[method-assign]  # a link that waits
         two.news._joined()
         two.link.run = run  # type: ignore[method-assign]  # its own again
-        answer = await run(two.news._kept, two.news._keys, ("",))
+        answer = await run(two.news._stored_script, two.news._keys, ("",))
         one.news.tell(PAUSE._replace(left_s=0.0), lasts=True)
         await until(lambda: two.news._held_back)
         kept.set_result(answer)

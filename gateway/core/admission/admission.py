@@ -118,7 +118,7 @@ class Admission:
         delay queue, if it must be. Both raise GatewayError when the call cannot be served in time, or at all.
         """
         now = self._clock.monotonic()
-        if call.seq <= 0:
+        if call.seq <= 0:  # its first attempt: later ones have passed the key
             if now >= call.deadline:
                 raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
             call.seq = -call.seq or self.queue.next_seq()
@@ -139,6 +139,7 @@ class Admission:
         for target in targets:
             line = self.gates.line(target, call)
             gate = line.gate
+            # Nobody who waits there goes first; and where the call has failed before, its own pause there is over.
             if (not line.waiters.busy or line.waiters.is_free_for(rank)) and (
                 not call.attempts
                 or (target in own and opens_at(call, target) <= now <= self.planner.latest_start(call, gate))
@@ -160,9 +161,9 @@ class Admission:
                         self.retries.hand_over(call, grant, target)
                     call.parsed = None
                     return target
-            if target is not targets[-1]:
+            if target is not targets[-1]:  # what kept it out of the last one, `find_room` notes
                 self.planner.note_skips(call, (target,))
-        if not call.attempts:
+        if not call.attempts:  # the fallbacks are in question, too; a retry has them in its targets
             targets = [*targets, *self.planner.plan(call).others]
         return self.waiting.find_room(call, targets, keep_percent, now)
 
@@ -231,7 +232,7 @@ class Waiting:
         self._retries = retries
 
     def describe(self, call: Call) -> bytes:
-        """Returns what the client of a stream that waits is told: one line, a comment's text."""
+        """Returns the comment for the client of a stream that waits: one line of text."""
         held = call.held
         if held is not None:
             eta_s = held.eta_s(self._clock.monotonic())
@@ -265,7 +266,7 @@ class Waiting:
                     grant = option.reserve(now, rank, traits_of(call)) if is_free else None
                     if grant is not None:
                         return self._let_go(call, grant, targets[decision.choice], everything)
-                # What was predicted free and is not (a slot of which nobody knows how long it is held) is waited for as well.
+                # HOLD; or it was predicted free and is not (nobody knows how long a slot is held): that is waited for as well.
                 is_narrow = own > 0 and (decision.verdict is Verdict.HOLD or 0 <= decision.choice < own)
                 near = options[:own] if is_narrow else options
                 likely = min(near, key=lambda option: in_time[option.index])
@@ -276,11 +277,12 @@ class Waiting:
                 now = self._clock.monotonic()
                 if held.left is Left.SHUT:
                     continue  # its targets went out of service; they may be back by now, else this says what keeps them
+                # Past `latest` an answer would come after the deadline, past the patience all its targets stay out of service.
                 if held.left is Left.EXPIRED and until < gives_up_at:
                     raise too_late(call, options, [_ready_at(call, option, now) for option in options], now)
                 if held.left is Left.EXPIRED and until < call.deadline:
                     self._planner.usable(call, targets, now)  # which may say why
-                raise refusal_after_wait(held, call)
+                raise refusal_after_wait(held, call)  # displaced, never fits, at its deadline, or a defect
         except GatewayError as refusal:
             self._planner.note_skips(call, everything)
             if not isinstance(refusal, CircuitOpen):  # which tells more of each

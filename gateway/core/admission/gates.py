@@ -3,8 +3,8 @@
 A wildcard target (`openai/*`) has a gate for each model name that is asked for. A target whose callers bring their own
 credentials has one for each of these, beside its own: the provider counts and refuses by account, so a caller's limits, pauses,
 spent quotas and breaker are nobody else's. How quick the target is all of them find out together, and its own breaker opens
-where several of them fail. Of gates of names and callers that nobody uses any more the longest unused go, and what is to be
-known of them is remembered, packed, for longer than they are. Invariants: strangers never share a gate, however many they are;
+where several of them fail. Idle gates of model names and callers are evicted, the longest unused first; a compact summary of
+each outlives it. Invariants: strangers never share a gate, however many they are;
 no name tells a credential; idle gates are bounded.
 """
 
@@ -29,9 +29,7 @@ from gateway.fleet.leases import Sharing
 
 # The names of gates that are not in the config: of model names that clients choose, and of callers with accounts of their own.
 #
-# A wildcard target has a gate for each model name, and a target whose callers bring their credentials one for each of these. A
-# caller's gate is named after a keyed hash of the credential. It must not know gates or lines. Invariant: no name tells a
-# credential, and strangers never share one.
+# A caller's gate is named after a keyed hash of the credential.
 
 
 class GateName:
@@ -118,7 +116,6 @@ class GateNames:
         self._known.move_to_end(name)
 
     def drop(self, name: str) -> None:
-        """Forgets the name."""
         known = self._known.pop(name, None)
         if known is not None and known.payer is not None:
             _remove(self.callers, known.base, name)
@@ -151,9 +148,9 @@ class Gates:
     __slots__ = (
         "_by_caller",
         "_clock",
+        "_idle",
         "_keyless",
         "_queue",
-        "_remembered",
         "_sharing",
         "_thinkers",
         "accounts",
@@ -173,9 +170,9 @@ class Gates:
         """With `sharing` replicas share the limits. It has no gates before the first `install`."""
         self._clock = clock
         self.on_change: OnChange | None = None
-        """Told of every change of a breaker; to be set before the first `install`."""
+        """Called with every change of a breaker; to be set before the first `install`."""
         self.on_rate: Callable[[str, float | None], None] | None = None
-        """Told as `Gate.on_rate`, of every gate that is made from now on."""
+        """The `Gate.on_rate` of every gate that is made from now on."""
         self.accounts: dict[str, Account] = {}
         """The accounts of the config's own credentials, by name."""
         self._keyless: dict[str, Account] = {}  # of callers' own, by provider: nothing is ever said of it
@@ -183,13 +180,13 @@ class Gates:
         self._sharing = sharing
         salt = token_bytes(16)
         self.names = GateNames(salt)
-        self._remembered = IdleGates(salt)
+        self._idle = IdleGates(salt)
         self._by_caller: set[str] = set()
         self._thinkers: set[str] = set()
         self.lines: dict[str, WaitingLine] = {}
         """All lines, by the name of the gate."""
         self.on_open: Callable[[WaitingLine], None] | None = None
-        """Told of each line that is made from now on."""
+        """Called with each line that is made from now on."""
 
     def install(self, policy: PolicySnapshot) -> None:
         """Puts a policy's numbers in force. What it does not name is forgotten, unless somebody still uses it."""
@@ -198,7 +195,7 @@ class Gates:
             target.name for model in _models(policy) for target in (*model.plan, *model.context_plan) if target.thinks
         }
         self._by_caller = {name for name, target in targets.items() if _is_callers_own(target, policy)}
-        self._remembered.configure(targets.keys(), self._clock.monotonic())
+        self._idle.configure(targets.keys(), self._clock.monotonic())
         self.names.configure(targets.keys())
         for name in reversed([*self.lines]):  # callers' before what they share
             label = self.names.label(name)
@@ -225,7 +222,7 @@ class Gates:
         return self._open_of_caller(name, base, target) if is_callers else self._open_of_model(name, target)
 
     def responsiveness_of(self, target: Target, call: Call) -> Responsiveness | None:
-        """Returns what all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
+        """Returns the answer times of the target for all callers together; None: nothing yet. Makes no gate."""
         line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
         return None if line is None else line.gate.health.responsiveness
 
@@ -264,7 +261,7 @@ class Gates:
     def trust(self, lines: Iterable[WaitingLine]) -> None:
         """Voids, by hand, what is remembered of idle gates of these targets."""
         labels = [self.names.label(line.gate.name) for line in lines]
-        self._remembered.trust(labels, self._clock.monotonic())
+        self._idle.trust(labels, self._clock.monotonic())
 
     def _of_callers(self, base: str) -> list[WaitingLine]:
         return [self.lines[name] for name in self.names.callers.get(base, ())]
@@ -297,10 +294,16 @@ class Gates:
         gate = Gate(name, target.limits, target.counting, now, health, share_out, calibration)
         gate.on_rate = self.on_rate
         line = self.lines[name] = self._queue.line(gate)
-        self._recall(gate, now)
+        kept = self._idle.take(name, self.names.label(name))
+        if kept is not None:
+            gate.remember(kept, now)
         if kin is None:
-            self._inherit(line, target, now)
-            self._tell_thinks(line, target)
+            # What was set by hand for the target holds for every name and caller of it.
+            parent = self.lines.get(target.name)
+            if parent is not None and parent is not line and parent.gate.health.breaker.is_by_hand:
+                state = parent.gate.health.breaker.state
+                line.gate.health.breaker.force("drained" if state == "drained" else "open", now)
+            self._note_thinking(line, target)
         if self.on_open is not None:
             self.on_open(line)
         return line
@@ -311,25 +314,12 @@ class Gates:
         line.gate.health.breaker.configure(target.breaker, now)
         if not line.gate.health.is_callers:
             line.gate.health.account.breaker.configure(account_rules(target.breaker), now)
-            self._tell_thinks(line, target)
+            self._note_thinking(line, target)
 
-    def _tell_thinks(self, line: WaitingLine, target: Target) -> None:
+    def _note_thinking(self, line: WaitingLine, target: Target) -> None:
         """Notes whether its model thinks; of a wildcard, by the name that the client has chosen."""
         requested_name = line.gate.name if target.model is None else ""
         line.gate.health.responsiveness.thinks = target.name in self._thinkers or is_thinker(requested_name)
-
-    def _recall(self, gate: Gate, now: float) -> None:
-        """Gives a gate back what is remembered of its earlier use."""
-        kept = self._remembered.take(gate.name, self.names.label(gate.name))
-        if kept is not None:
-            gate.remember(kept, now)
-
-    def _inherit(self, line: WaitingLine, target: Target, now: float) -> None:
-        """Puts in force what was set by hand for the target: it holds for every name and caller of it."""
-        parent = self.lines.get(target.name)
-        if parent is not None and parent is not line and parent.gate.health.breaker.is_by_hand:
-            state = parent.gate.health.breaker.state
-            line.gate.health.breaker.force("drained" if state == "drained" else "open", now)
 
     def _account(self, target: Target, now: float) -> Account:
         """The account that pays; that of a provider's callers stands for all of them, and never fails."""
@@ -367,7 +357,7 @@ class Gates:
             return False
         kept = gate.kept(self._clock.monotonic())
         if kept is not None:
-            self._remembered.keep(name, kept)
+            self._idle.keep(name, kept)
         del self.lines[name]
         self.names.drop(name)
         self._queue.drop_line(name)

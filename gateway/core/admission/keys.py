@@ -37,7 +37,7 @@ COME_BACK_S = 2.0
 SPENT_PART = 0.05
 """A budget of which no more than this part is left counts as spent in the log: few calls fit into the rest."""
 UNTOLD_PART = 0.05
-"""The part of a budget that all replicas together may reserve before they have told each other."""
+"""The part of a budget that all replicas together may reserve before they know of each other."""
 log = logging.getLogger("gateway")
 
 
@@ -54,7 +54,7 @@ class KeyBudgets:
     """US dollars spent by each key on the present day (UTC), and reserved by its calls in flight; with `sharing`, by those
     of all replicas together.
 
-    A replica tells what it reserves before the calls go, and so hears what the others have, unless it is next to nothing:
+    A replica reports what it reserves before the calls go, and learns what the others have, unless it is next to nothing:
     the store puts everybody in line. Invariant: what a call reserved is taken back exactly once, when the call is settled.
     """
 
@@ -90,7 +90,6 @@ class KeyBudgets:
             self._refuse(call, budget_usd, price, is_for_now=True)
 
     def _check(self, call: Call, budget_usd: float, price: Price) -> None:
-        """Raises BudgetExceeded when it does not fit."""
         flying_usd = self._flying_usd(call.key.name)
         spent_usd = max(0.0, self._spent(call.key.name) - flying_usd)
         if spent_usd < budget_usd and _fits(call.key, spent_usd, flying_usd, price):
@@ -123,7 +122,7 @@ class KeyBudgets:
         raise BudgetExceeded(f"{what}; {remedy}.", retry_after_s=DAY_S - self._clock.wall() % DAY_S)
 
     async def _is_agreed(self, sharing: Sharing, call: Call, budget_usd: float, price: Price) -> bool:
-        """Returns whether what the call took fits what all replicas have; where the store says nothing, this one's part."""
+        """Returns whether what the call took fits what all replicas have; where the store does not answer, this one's part."""
         name = call.key.name
         tally = self._tally(sharing, name)
         if tally.untold <= budget_usd * UNTOLD_PART / sharing.replicas:
@@ -220,7 +219,7 @@ class KeyBudgets:
         """Books ahead what is going to be paid without a call; returns the day. None: that is more than is left."""
         day, budget_usd, sharing = self.today(), key.budget_usd_per_day, self._sharing
         tally = None if sharing is None or budget_usd is None else self._tally(sharing, key.name)
-        if sharing is not None and tally is not None:  # what was heard last may be minutes old
+        if sharing is not None and tally is not None:  # the last known sum may be minutes old
             await sharing.learn(tally, self._clock.monotonic() + LEARN_S, afresh=True)
         if not allows_spending(budget_usd, self._spent(key.name), usd):
             self._note_exhausted(key, budget_usd or 0.0)
@@ -299,12 +298,11 @@ def _cheaper(call: Call) -> str:
 
 
 def _fits(key: Key, spent_usd: float, reserved_usd: float, price: Price) -> bool:
-    """Returns whether a call of the key fits its budget, if it has one."""
     budget_usd = inf if key.budget_usd_per_day is None else key.budget_usd_per_day
     return fits_budget(budget_usd, spent_usd, reserved_usd, price, allows_overspend=key.allow_overspend)
 
 
-# What each key may use, whatever target serves it. A key over its own limit is told so: that 429 is the operator's wish.
+# What each key may use, whatever target serves it. A key over its own limit gets a 429: that is the operator's wish.
 #
 # It must not know targets. Invariant: what a call took is corrected exactly once, when the call has ended.
 
@@ -367,7 +365,6 @@ class KeyLimits:
         return False
 
     def refuse(self, call: Call, cost: Cost, now: float) -> NoReturn:
-        """Raises KeyRateLimited."""
         limits = self.sets[call.key.name]
         wait_s = limits.wait_s(cost, now)
         if wait_s is None:  # a slot, of which nobody knows, or a share

@@ -154,7 +154,7 @@ class HealthPropagation:
             self.on_force(name, to)
 
     def apply_override(self, name: str, to: Hand) -> None:
-        """Does what `force` does, where it was another replica that was told."""
+        """Applies a manual override received from another replica."""
         now = self._clock.monotonic()
         gates = self._gates
         lines = gates.lines_named(name)
@@ -213,7 +213,7 @@ class HealthPropagation:
             self._queue.freed(line)
 
     def changed(self, name: str, state: str, reason: str) -> None:
-        """A breaker has opened, or lets calls through again. What each call tries again in vain is told once."""
+        """A breaker has opened, or lets calls through again. What each call tries again in vain is reported once."""
         if reason not in (TRIED_AGAIN, STILL_REFUSED):
             if not self._gates.names.is_callers(name):
                 self._meter.breaker_changed(self._gates.names.label(name), state)
@@ -376,7 +376,7 @@ class AttemptOutcomes:
             gate.health.target_breaker.trip(fault, now, self._draw())
         elif error_class is ErrorClass.MODEL_NOT_FOUND:
             self._health.model_missing(gate, [self._gates.line(one, call).gate for one in call.model.plan], now)
-        # Whose credential is refused is told so; that the server wants to be left alone by him concerns nobody else.
+        # A refused credential is the caller's to know; a server that wants to be left alone by him concerns nobody else.
         if diagnosis.delay_s is not None and (error_class is not ErrorClass.AUTH or self._gates.pays(gate)):
             gate.leave_alone(diagnosis.delay_s, now)
             self._health.apply_pause(gate, diagnosis, now)
@@ -509,11 +509,11 @@ def _let_in(call: Call, grant: Reservation, now: float) -> None:
         grant.gate.trust_rate(now)
 
 
-# What is said to a call that is not let through: why, and when another try will be served.
+# The error of a call that is not let through: why, and when another try will be served.
 
 
 EARLY_S = 0.05
-"""A call that was refused is told to come back so many seconds before the turn that is promised to it."""
+"""The `retry-after` of a refusal is so many seconds before the turn that is promised to the call."""
 
 
 def refusal_after_wait(held: Held, call: Call) -> GatewayError:
@@ -545,8 +545,8 @@ def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], n
     if soonest == inf:
         return _never(call, options, now)
     patience_s = call.deadline - call.received_at
-    # All are told to come a little before their turn, by the same time, so that they come back in the order of their turns.
-    # Whom the target has told to wait alone has no place among those.
+    # All come back a little before their turn, by the same time, and so in the order of their turns. A call that the target has
+    # asked to wait for itself alone has no place among those.
     turn = soonest if option.opens_at == soonest else gate.limits.promise(option.cost, soonest)
     limit = gate.blocking(option.cost, now, option.keep_percent)
     left = f"this call has {patience_s:g} s"

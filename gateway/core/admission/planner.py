@@ -33,7 +33,7 @@ from gateway.core.snapshot import Target, upstream_model
 from gateway.core.types import LANES, ErrorClass, How, Skip, SkipReason
 
 PROBED_AFTER_S = 0.5
-"""A call that was refused is told to come back so long (or up to twice as long) after the moment of the next probe."""
+"""The `retry-after` of a refusal is so long (or up to twice as long) after the moment of the next probe."""
 RANKS = {lane: rank for rank, lane in enumerate(LANES)}
 
 
@@ -86,7 +86,7 @@ class Planner:
     def plan_now(self, call: Call) -> Plan:
         """Returns where the call may go after a failure: to no target that is left alone, unless it has the time to wait.
 
-        What has refused it for its rate is waited for, or the call is told when to come back: that is not decided here.
+        Whether the call waits for what has refused it for its rate, or gets a `retry-after`, is not decided here.
         """
         plan = self.plan(call)
         is_refused = call.attempts[-1].is_refused
@@ -337,7 +337,7 @@ def _too_long(call: Call, target: Target) -> str | None:
 
 
 def _refused(call: Call, target: Target, body: dict[str, Any] | None) -> str | None:
-    """Returns the fields that cannot be said in the target's language, and why; None: it can be told all that matters."""
+    """Returns the fields that the target's API does not support, and why; None: it supports all that matter."""
     find_gaps = target.gaps.get(call.endpoint.name)
     if find_gaps is None or body is None:
         return None

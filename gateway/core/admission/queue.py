@@ -154,14 +154,14 @@ class Held(Waiter):
         self._joined_as = (likely, position + likely.line.served)
 
     def position(self) -> int:
-        """Returns how many go before it, and itself, as far as can be told; 1 is next."""
+        """Estimates how many go before it, and itself; 1 is next."""
         if self._joined_as is None:
             return 1
         likely, turn = self._joined_as
         return max(1, turn - likely.line.served)
 
     def eta_s(self, now: float) -> float:
-        """Returns the seconds until its turn comes, as far as can be told."""
+        """Estimates the seconds until its turn comes."""
         if self._joined_as is None:
             return 0.0
         option = self._joined_as[0]
@@ -259,18 +259,13 @@ class WakeUps(Generic[DueT]):
         """Notes a moment; to be followed by `arm`, once all are noted."""
         heappush(self._heap, (moment, self._next(), item))
 
-    def _compact(self) -> None:
-        """Drops the void moments once they are the most: O(1) for each that was ever put, and little is held on to.
-
-        Not before all are noted: a line that is looking for its next call may take back the moment that it had.
-        """
+    def arm(self) -> None:
+        """Sets the timer to the next moment. A moment that has become void only wakes it for nothing."""
+        # The void moments go once they are the most: O(1) for each that was ever put. Not before all are noted: a line that is
+        # looking for its next call may take back the moment that it had.
         if len(self._heap) > 2 * self._most_live() + _SPARE:
             self._heap = [entry for entry in self._heap if entry[2].is_due(entry[0])]
             heapify(self._heap)
-
-    def arm(self) -> None:
-        """Sets the timer to the next moment. A moment that has become void only wakes it for nothing."""
-        self._compact()
         if not self._heap or self._heap[0][0] >= self._timer_at:
             return
         if self._timer is not None:
@@ -458,7 +453,7 @@ class DelayQueue:
         room = (lambda keep_percent: gate.token_room(now, keep_percent)) if counts_tokens else None
         while (turn := waiters.peek(now, counts_tokens=counts_tokens, room=room)) is not None:
             ticket = turn.ticket
-            if now > ticket.option.latest:
+            if now > ticket.option.latest:  # an answer would come too late
                 self._drop(ticket, Left.NEVER_FITS if ticket.option.latest == -inf else Left.EXPIRED)
                 continue
             is_probe = gate.health.is_probed
@@ -466,7 +461,7 @@ class DelayQueue:
                 youngest = waiters.youngest(-1)
                 if youngest is not None and not youngest.held.has_tried and now <= youngest.option.latest:
                     ticket = youngest
-            elif ticket.option.opens_at > now >= gate.pauses.ends_at:
+            elif ticket.option.opens_at > now >= gate.pauses.ends_at:  # the pause is for this call alone
                 self._postpone(ticket)
                 continue
             elif gate.pauses.refusals is not None:  # who was not refused finds out for all whether it is the target
@@ -490,13 +485,13 @@ class DelayQueue:
                 continue
             if not is_out_of_turn and wait_s is not None and wait_s > LONGEST_AGED_S and waiters.forfeit_credit(ticket):
                 continue
-            if wait_s != inf:
+            if wait_s != inf:  # who is next has to wait, and so has everybody behind it
                 line.waits_for = ticket
                 if wait_s is not None:
                     line.wakes_at = now + wait_s
                     if line.wakes_at != due:  # else it is in the heap already
                         self._wakeups.put(line.wakes_at, line)
-                return
+                return  # without a time: what is given back here serves the line again
             self._drop(ticket, Left.NEVER_FITS, is_out_of_turn=is_out_of_turn)
 
     def _unrefused(self, line: WaitingLine, ticket: QueueTicket, now: float) -> QueueTicket:

@@ -4,10 +4,10 @@
     stumbling ── tries fail for two seconds ──> open        closed ── timeouts | share of slow calls ──> open
     open ── its time is over ──> half_open
     half_open ── most probes fail ──> open, for longer       half_open ── `probes` successes ──> closed, behind a ramp
-    by hand: open and drained stay until undone              peers: see `target_health.py`
+    by hand: open and drained stay until undone              peers: see `PeerReports`
 
-First come the ways back (probes, and the slow start behind them), the phases with the calls that may go in each, and the state
-machine that moves from one to the next. Last comes `Breaker`, which decides when to move: `detector.py` says who is ill.
+First come the ways back (probes, and the slow start behind them) and the phases with the calls that may go in each, then what
+peers report, and last `Breaker`, which moves from one phase to the next and decides when: `detector.py` says who is ill.
 pybreaker holds the state while it is not closed, and calls its listener with each move; its own timer, which reads the wall
 clock, never moves it. It must not know calls, targets or providers: its owner tells it the outcomes that speak of health.
 Invariants: questions change nothing, `admit` acts; a half-open breaker never has more than `probes` calls out; every state but
@@ -114,7 +114,6 @@ class SlowStart:
         return wait_s if wait_s > EARLY_S else 0.0
 
     def take(self, now: float) -> None:
-        """Counts a call that goes."""
         rate_per_s = self._first_per_s * 2.0 ** ((now - self._began_at) / self._double_s)
         allowed = (rate_per_s - self._first_per_s) * self._double_s / _LN2
         self._taken = max(self._taken, allowed - rate_per_s * _AT_ONCE_S) + 1
@@ -261,140 +260,18 @@ BreakerPhase: TypeAlias = Closed | Stumbling | Open | AwaitingLeave | HalfOpen |
 _NEVER_S = 1e9  # pybreaker's own timer
 
 
-class StateMachine:
-    """Holds the one phase that a breaker is in, and answers the questions that are asked of it most."""
-
-    __slots__ = (
-        "_circuit",
-        "_moves",
-        "_on_change",
-        "ejections",
-        "is_clear",
-        "is_news",
-        "name",
-        "phase",
-        "reason",
-        "rules",
-        "state",
-    )
-
-    def __init__(
-        self, name: str, rules: BreakerRules, now: float, on_change: Callable[[str, str, str], None] | None
-    ) -> None:
-        """`on_change` is told the name, the new state and the reason of each move."""
-        self.name = name
-        self.rules = rules
-        self.phase: BreakerPhase = Closed(now)
-        self.state: State = "closed"
-        """The state of `phase`, as pybreaker has announced it."""
-        self.reason = "not opened yet"
-        self.is_clear = True
-        """True while it is closed and not in a slow start: all that the hot path has to ask."""
-        self.is_news = False
-        """True if calls or probes of this replica moved it, so peers should know; False for a person, rules, peers' reports."""
-        self.ejections = 0
-        """The ejections in a row, as of the last move; `ejections_at` takes off those that health has made up for since."""
-        self._on_change = on_change
-        self._moves = [0] * len(STATES)
-        self._circuit: CircuitBreaker | None = None  # while it is not closed: most never are anything else
-
-    def wait_s(self, now: float, rank: int) -> float | None:
-        """Returns the seconds until a call may go: 0.0 now, inf never by itself, None when a probe has to end first.
-
-        `rank` is the index of the call's lane; the lowest lanes probe first. Where the fleet has to be asked, it is the wait
-        until then.
-        """
-        return 0.0 if self.is_clear else self.phase.wait_s(now, rank, self.rules.probes)
-
-    @property
-    def probe_at(self) -> float:
-        """The time of the first probe (monotonic seconds); inf: it is closed, or stays as it is until a person says so."""
-        return self.phase.probe_at
-
-    @property
-    def is_stumbling(self) -> bool:
-        """Returns whether single calls find out if the failures of a moment go on."""
-        return isinstance(self.phase, Stumbling)
-
-    @property
-    def is_by_hand(self) -> bool:
-        """Returns whether a person has opened or drained it."""
-        return isinstance(self.phase, ByHand)
-
-    @property
-    def probes_out(self) -> int:
-        """The number of calls in flight that try whether the target is well again."""
-        return self.phase.probes.out if isinstance(self.phase, HalfOpen) else 0
-
-    def is_ramping(self, now: float) -> bool:
-        """Returns whether it is closed, but still in its slow start."""
-        phase = self.phase
-        return isinstance(phase, Closed) and phase.ramp is not None and not phase.ramp.is_over(now)
-
-    @property
-    def transitions(self) -> dict[State, int]:
-        """Returns how many times it has come into each state."""
-        return dict(zip(STATES, self._moves, strict=True))
-
-    def ejections_at(self, now: float) -> int:
-        """Returns the ejections in a row; while it is closed, one is forgotten for each `max_open_s` of health."""
-        if not self.ejections or not isinstance(self.phase, Closed):
-            return self.ejections
-        return max(0, self.ejections - int((now - self.phase.since) / max(self.rules.max_open_s, 1.0)))
-
-    def retire(self) -> None:
-        """Takes the circuit apart, whose parts refer to each other and to this: the breaker is closed, or used no more.
-
-        So a breaker that is dropped is gone at once, and no collection of thousands of them stops the loop.
-        """
-        circuit, self._circuit = self._circuit, None
-        if circuit is not None:
-            vars(circuit).clear()
-
-    def _enter(self, phase: BreakerPhase, reason: str, *, is_news: bool = False) -> None:
-        """Puts the phase in force, and moves the circuit after it: closed at first, and made anew for each ejection."""
-        self.phase = phase
-        self.is_clear = isinstance(phase, Closed) and phase.ramp is None
-        self.reason, self.is_news = reason, is_news
-        circuit = self._circuit
-        if circuit is None:
-            circuit = CircuitBreaker(reset_timeout=_NEVER_S, listeners=[_Mirror(self)], name=self.name)
-            self._circuit = circuit
-        if isinstance(phase, Closed):
-            circuit.close()
-            self.retire()
-        elif isinstance(phase, HalfOpen):
-            circuit.half_open()
-        else:
-            circuit.open()
-
-    def note(self, reason: str) -> None:
-        """Tells that it is in its state for another reason now."""
-        self.reason, self.is_news = reason, False
-        if self._on_change is not None:
-            self._on_change(self.name, self.state, reason)
-
-    def _became(self) -> None:
-        """Takes over the state of the phase and tells of the move; called once pybreaker has moved there."""
-        self.state = self.phase.state
-        self._moves[STATES.index(self.state)] += 1
-        if self._on_change is not None:
-            self._on_change(self.name, self.state, self.reason)
-
-
 class _Mirror(CircuitBreakerListener):
     """Carries pybreaker's transitions over to the breaker."""
 
-    __slots__ = ("_machine",)
+    __slots__ = ("_breaker",)
 
-    def __init__(self, machine: StateMachine) -> None:
-        self._machine = machine
+    def __init__(self, breaker: Breaker) -> None:
+        self._breaker = breaker
 
     def state_change(
         self, cb: CircuitBreaker, old_state: CircuitBreakerState | None, new_state: CircuitBreakerState
     ) -> None:
-        """The circuit has moved."""
-        self._machine._became()
+        self._breaker._became()
 
 
 # What other replicas report is kept apart from what was seen here, and for a while the latter outranks it. Invariant: what a
@@ -438,26 +315,52 @@ _SENT = (1 << _SENT_BITS) - 1
 _NOBODY = -1
 
 
-class Breaker(StateMachine):
+class Breaker:
     """The breaker of one target or account; kept over reloads under its name."""
 
     __slots__ = (
         "_base",
+        "_circuit",
         "_health",
+        "_moves",
+        "_on_change",
         "_out",
         "_run_from",
         "_usual_per_s",
         "ask_leave",
+        "ejections",
         "fresh_failed_at",
         "has_failed_for_all",
+        "is_clear",
+        "is_news",
+        "name",
         "opened_at",
         "peers",
+        "phase",
+        "reason",
+        "rules",
+        "state",
     )
 
     def __init__(
         self, name: str, rules: BreakerRules, now: float, on_change: Callable[[str, str, str], None] | None = None
     ) -> None:
-        super().__init__(name, rules, now, on_change)
+        """`on_change` is called with the name, the new state and the reason of each move."""
+        self.name = name
+        self.rules = rules
+        self.phase: BreakerPhase = Closed(now)
+        self.state: State = "closed"
+        """The state of `phase`, as pybreaker has announced it."""
+        self.reason = "not opened yet"
+        self.is_clear = True
+        """True while it is closed and not in a slow start: all that the hot path has to ask."""
+        self.is_news = False
+        """True if calls or probes of this replica moved it, so peers should know; False for a person, rules, peers' reports."""
+        self.ejections = 0
+        """The ejections in a row, as of the last move; `ejections_at` takes off those that health has made up for since."""
+        self._on_change = on_change
+        self._moves = [0] * len(STATES)
+        self._circuit: CircuitBreaker | None = None  # while it is not closed: most never are anything else
         self.opened_at = -inf
         """The time of the last opening (monotonic seconds); -inf: it was never opened."""
         self.ask_leave: Callable[[Breaker], object] | None = None
@@ -474,6 +377,48 @@ class Breaker(StateMachine):
         self._health = FailureDetector(rules, now)
 
     # --- questions ---
+
+    def wait_s(self, now: float, rank: int) -> float | None:
+        """Returns the seconds until a call may go: 0.0 now, inf never by itself, None when a probe has to end first.
+
+        `rank` is the index of the call's lane; the lowest lanes probe first. Where the fleet has to be asked, it is the wait
+        until then.
+        """
+        return 0.0 if self.is_clear else self.phase.wait_s(now, rank, self.rules.probes)
+
+    @property
+    def probe_at(self) -> float:
+        """The time of the first probe (monotonic seconds); inf: it is closed, or stays as it is until a person says so."""
+        return self.phase.probe_at
+
+    @property
+    def is_stumbling(self) -> bool:
+        """Returns whether single calls find out if the failures of a moment go on."""
+        return isinstance(self.phase, Stumbling)
+
+    @property
+    def is_by_hand(self) -> bool:
+        return isinstance(self.phase, ByHand)
+
+    @property
+    def probes_out(self) -> int:
+        """The number of calls in flight that try whether the target is well again."""
+        return self.phase.probes.out if isinstance(self.phase, HalfOpen) else 0
+
+    def is_ramping(self, now: float) -> bool:
+        """Returns whether it is closed, but still in its slow start."""
+        phase = self.phase
+        return isinstance(phase, Closed) and phase.ramp is not None and not phase.ramp.is_over(now)
+
+    @property
+    def transitions(self) -> dict[State, int]:
+        return dict(zip(STATES, self._moves, strict=True))
+
+    def ejections_at(self, now: float) -> int:
+        """Returns the ejections in a row; while it is closed, one is forgotten for each `max_open_s` of health."""
+        if not self.ejections or not isinstance(self.phase, Closed):
+            return self.ejections
+        return max(0, self.ejections - int((now - self.phase.since) / max(self.rules.max_open_s, 1.0)))
 
     @property
     def slow_after_s(self) -> float:
@@ -561,7 +506,7 @@ class Breaker(StateMachine):
     def succeeded(self, permit: int, now: float, first_byte_s: float | None) -> None:
         """Counts a call that was served; `first_byte_s` is the time from sending it to its first byte, None if unknown.
 
-        While it is half open this may be told at the first byte of a long stream, if it is not told again at its end.
+        While it is half open this may be called at the first byte of a long stream, if it is not called again at its end.
         """
         if self.state != "closed" or permit < self._base:
             self._probe_succeeded(permit, now)
@@ -571,7 +516,10 @@ class Breaker(StateMachine):
             return
         self._out -= 1
         if permit < self._run_from:
-            self._succeeded_late(permit, now, first_byte_s)
+            # It was sent before the failures began, and says nothing about the time since: their run goes on.
+            run = self._health.run
+            self._health.succeeded(now - (permit & _SENT) / _MS, now, first_byte_s)
+            self._health.run = run
             return
         self._run_from = _NOBODY
         illness = self._health.succeeded(now - (permit & _SENT) / _MS, now, first_byte_s)
@@ -683,6 +631,45 @@ class Breaker(StateMachine):
         """Learns what has left the window since the last outcome."""
         self._health.catch_up(now)
 
+    def retire(self) -> None:
+        """Takes the circuit apart, whose parts refer to each other and to this: the breaker is closed, or used no more.
+
+        So a breaker that is dropped is gone at once, and no collection of thousands of them stops the loop.
+        """
+        circuit, self._circuit = self._circuit, None
+        if circuit is not None:
+            vars(circuit).clear()
+
+    def _enter(self, phase: BreakerPhase, reason: str, *, is_news: bool = False) -> None:
+        """Puts the phase in force, and moves the circuit after it: closed at first, and made anew for each ejection."""
+        self.phase = phase
+        self.is_clear = isinstance(phase, Closed) and phase.ramp is None
+        self.reason, self.is_news = reason, is_news
+        circuit = self._circuit
+        if circuit is None:
+            circuit = CircuitBreaker(reset_timeout=_NEVER_S, listeners=[_Mirror(self)], name=self.name)
+            self._circuit = circuit
+        if isinstance(phase, Closed):
+            circuit.close()
+            self.retire()
+        elif isinstance(phase, HalfOpen):
+            circuit.half_open()
+        else:
+            circuit.open()
+
+    def note(self, reason: str) -> None:
+        """Tells that it is in its state for another reason now."""
+        self.reason, self.is_news = reason, False
+        if self._on_change is not None:
+            self._on_change(self.name, self.state, reason)
+
+    def _became(self) -> None:
+        """Takes over the state of the phase and tells of the move; called once pybreaker has moved there."""
+        self.state = self.phase.state
+        self._moves[STATES.index(self.state)] += 1
+        if self._on_change is not None:
+            self._on_change(self.name, self.state, self.reason)
+
     def _open(self, phase: Open | ByHand, reason: str, now: float, *, is_news: bool = False) -> None:
         if self.is_clear:
             self._usual_per_s = self._health.window.calls_per_s(now)
@@ -734,14 +721,8 @@ class Breaker(StateMachine):
         self.ejections = ejections + 1
         self.open_until(now + open_s * (1 - rules.jitter_percent / 100 * u), reason, now, is_news=True)
 
-    def _succeeded_late(self, permit: int, now: float, first_byte_s: float | None) -> None:
-        """Counts the success of a call sent before the failures began: it says nothing about the time since."""
-        run = self._health.run
-        self._health.succeeded(now - (permit & _SENT) / _MS, now, first_byte_s)
-        self._health.run = run
-
     def _probe_succeeded(self, permit: int, now: float) -> None:
-        """Counts the success of a probe; that of a call sent before the last ejection says nothing, and is left out."""
+        """Counts the success of a probe; that of a call sent before the last ejection is no evidence, and is left out."""
         if not isinstance(self.phase, HalfOpen) or permit < self._base:
             return
         self._out -= 1

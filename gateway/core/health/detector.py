@@ -51,7 +51,7 @@ class BreakerRules:
 
 
 def account_rules(rules: BreakerRules) -> BreakerRules:
-    """Returns the rules of a provider's account, which hears of all its targets' failures: no single target should open it."""
+    """Returns the rules of a provider's account: they add up the failures of its targets, and no single one should open it."""
     consecutive = max(10, 2 * rules.consecutive_failures)
     return replace(rules, consecutive_failures=consecutive, min_calls=max(50, 2 * rules.min_calls))
 
@@ -85,12 +85,10 @@ class OutcomeCounts:
         self.clear()
 
     def clear(self) -> None:
-        """Sets all counts to zero."""
         self.calls = self.failures = self.timed = self.slow = 0
         self.busy_s = self.first_byte_s = 0.0
 
     def add(self, other: OutcomeCounts) -> None:
-        """Adds the counts of `other` to these."""
         self.calls += other.calls
         self.failures += other.failures
         self.timed += other.timed
@@ -109,7 +107,6 @@ class OutcomeWindow:
         self.restart(span_s, now)
 
     def restart(self, span_s: float, now: float) -> None:
-        """Empties the window."""
         del self._buckets[1:]
         self._buckets[0].clear()
         self.span_s = span_s
@@ -135,7 +132,6 @@ class OutcomeWindow:
         return gone
 
     def total(self) -> OutcomeCounts:
-        """Returns the sum of all buckets."""
         total = OutcomeCounts()
         for bucket in self._buckets:
             total.add(bucket)
@@ -152,7 +148,6 @@ class OutcomeWindow:
             yield (age + 1) * self.span_s / BUCKETS, calls, failures
 
     def failures(self) -> tuple[int, int]:
-        """Returns the calls and the failures in the window."""
         calls = failures = 0
         for bucket in self._buckets:
             calls += bucket.calls
@@ -271,7 +266,6 @@ class FailureDetector:
         self.slow_after_s = self.baseline.slow_after_s(rules.slow_factor, rules.slow_at_least_s, rules.slow_at_most_s)
 
     def restart(self, now: float) -> None:
-        """Empties the window and ends the run of failures; what is usual stays."""
         self.run = 0
         self.window.restart(self.baseline.window_s(self.rules.window_s), now)
 
@@ -483,7 +477,7 @@ class StallMoves:
         self.proof_at = now
 
 
-# Keeps what is heard of one target: the times of its answers by kind of call, its silence, and a model it does not know.
+# How one target responds: the times of its answers by kind of call, its silence, and a model it does not know.
 #
 # All callers of the target share it, whoever pays. It must not know calls, breakers or limits. Times are monotonic seconds.
 
@@ -493,7 +487,7 @@ MOST_CONTENTS = 256
 SERVING_S = 5.0
 """A target that has served somebody within so many seconds is serving."""
 LOST_AFTER = 3
-"""The calls in a row that have to be told that a model which has served others is not there, before it counts as lost."""
+"""The calls in a row for which a model that has served others has to be missing, before it counts as lost."""
 
 
 class Responsiveness:
@@ -571,7 +565,7 @@ class Responsiveness:
         return self._missed >= (LOST_AFTER if answers else 1) and self._missed_after == answers
 
     def miss_model(self) -> None:
-        """Counts a call that was told that there is no such model."""
+        """Counts a call whose answer was that there is no such model."""
         answers = self.answers
         if self._missed_after != answers:
             self._missed, self._missed_after = 0, answers

@@ -115,7 +115,7 @@ class FleetView:
 
 
 OnChange = Callable[[str, str, str], None]
-"""A callback that is told of each change of a breaker: its name, its new state, and why."""
+"""A callback for each change of a breaker: its name, its new state, and why."""
 CLIENT_GONE = "client_gone"
 PANIC_FAILURE_SHARE = 2 / 3
 """The share of failed calls above which even the last target of a call is left alone."""
@@ -188,7 +188,7 @@ class Account:
 
 
 class TargetHealth:
-    """Keeps the health of one target: its breakers, and what is heard of it."""
+    """The health of one target: its breakers, and how it responds."""
 
     __slots__ = (
         "_busiest",
@@ -215,7 +215,8 @@ class TargetHealth:
     ) -> None:
         """`kin` is the health of the target that one of several callers uses with a credential of his own.
 
-        They share what is heard. The caller has a breaker of his own there; that of the target takes the place of an account's.
+        They share its answer times. The caller has a breaker of his own there; that of the target takes the place of an
+        account's.
         """
         self.account = account if kin is None else kin.callers_account(rules, now)
         self.breaker = Breaker(name, rules, now, on_change)
@@ -243,7 +244,6 @@ class TargetHealth:
 
     @property
     def is_clear(self) -> bool:
-        """Returns whether nothing is in the way of any call."""
         return self.breaker.is_clear and self.account.breaker.is_clear
 
     @property

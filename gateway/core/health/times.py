@@ -45,7 +45,7 @@ class DecayingHistogram:
     )
 
     def __init__(self, least: float, octaves: int, half_life: int, share: float = 0.0) -> None:
-        """Values from `least`, a power of two, up to so many octaves above it are told apart; others count as the nearest.
+        """Values from `least`, a power of two, up to so many octaves above it are distinguished; others count as the nearest.
 
         The last `half_life` values have half of the weight. `share` is the quantile that `edge` follows; 0.0: none.
         """
@@ -124,7 +124,7 @@ DECAY_S = 10.0
 FORGET_S = 120.0
 """Seconds over which the times of a target that nobody uses are doubted more and more."""
 SHORTEST_S, LONGEST_S = 2.0**-10, 2.0**13
-"""Times between these two are told apart: a millisecond to two hours."""
+"""Times between these two are distinguished: a millisecond to two hours."""
 QUANTILE_MIN_SAMPLES = 20
 
 _OCTAVES = int(log2(LONGEST_S / SHORTEST_S))

@@ -2,7 +2,7 @@
 
 Pure and sync; `now` comes in as monotonic seconds, and a clock that steps back changes nothing. It must not know
 headers, calls or queues (`limit_table.py` puts several of these together). A microsecond early counts as on time: without
-it, a caller that waits exactly as told could be told to wait again because of rounding. The debt is kept, so it never
+it, a caller that waits for exactly `wait_s` might have to wait again because of rounding. The debt is kept, so it never
 adds up. Invariant: over any span a bucket grants at most its burst plus what refilled, a window at most its capacity.
 """
 

@@ -73,7 +73,7 @@ class Calibration:
 
     @property
     def answers_seen(self) -> float:
-        """So many answers have told how long they get; later ones weigh more."""
+        """So many answers show how long they get; later ones weigh more."""
         return self._outputs.weight
 
     def input_bound(self, estimated: int) -> float:
@@ -142,7 +142,7 @@ def charge(
     """Returns what a provider charges for one request at admission; `max_tokens` None: what is expected.
 
     `max`: the larger of input and max_tokens; `sum`: both; `input`: the input alone; `real`: input and output as they will
-    be, as far as can be told, whatever max_tokens allows. The sum of both tokens of the result is the charge of a joint limit.
+    be by estimate, whatever max_tokens allows. The sum of both tokens of the result is the charge of a joint limit.
     """
     if excludes_cached:
         input_tokens = max(0, input_tokens - cached)
@@ -219,7 +219,10 @@ def _content_tokens(content: object, body: bytes, count: Count) -> float:
     if type(content[0]) is int:
         return len(content)
     if len(content) > _MOST_ITEMS:
-        return _many_tokens(content, body)
+        # Of very many small things token numbers are counted, everything else goes by the size of the body.
+        if type(content[0]) is list:
+            return sum([len(item) for item in content if type(item) is list])
+        return _body_tokens(body)
     tokens = 0.0
     for item in content:
         kind = type(item)
@@ -280,7 +283,6 @@ def _parts_tokens(parts: object, count: Count) -> float:
 
 
 def _calls_tokens(calls: object, count: Count) -> float:
-    """Tokens of the tool calls that an earlier answer made."""
     if type(calls) is not list:
         return 0.0
     functions = [call.get("function") for call in calls[:_MOST_PARTS] if type(call) is dict]
@@ -319,13 +321,6 @@ def _block_tokens(block: dict[str, Any], count: Count) -> float:
     if "input" in block:
         tokens += _json_bytes(block["input"], b"") / _JSON_BYTES_PER_TOKEN
     return tokens
-
-
-def _many_tokens(items: list[Any], body: bytes) -> float:
-    """Very many small things: token numbers are counted, everything else goes by the size of the body."""
-    if type(items[0]) is list:
-        return sum([len(item) for item in items if type(item) is list])
-    return _body_tokens(body)
 
 
 def text_tokens(text: str) -> float:

@@ -408,7 +408,7 @@ def _learned(found: dict[str, list[bytes | None]], wall_now: float, provider: st
 
 
 def _reading(fields: list[bytes | None], wall_now: float, period_s: float) -> Reading | None:
-    """None when the limit is told, but makes no sense (Azure sends -1, with a remaining of 0)."""
+    """None when the limit makes no sense (Azure sends -1, with a remaining of 0)."""
     limit_text, remaining_text, reset_text = fields
     limit = remaining = None
     if limit_text is not None:
@@ -429,7 +429,7 @@ def _reading(fields: list[bytes | None], wall_now: float, period_s: float) -> Re
 
 
 def _is_daily(requests: Reading, provider: str) -> bool:
-    """Groq's always are. OpenAI's may be, and are told apart by how long the used ones take to come back."""
+    """Groq's always are. OpenAI's may be, which shows in how long the used ones take to come back."""
     if provider == "groq":
         return True
     limit, remaining, reset_s = requests.limit, requests.remaining, requests.reset_s

@@ -1,7 +1,7 @@
 """Learns limits that nobody wrote down. In this order:
 
-    Strays           refusals that come whatever the rate, told from those of a limit
-    RateSearch       a rate that nobody tells
+    Strays           refusals that come whatever the rate, as opposed to those of a limit
+    RateSearch       a rate that nobody states
     RateDiscovery    whether a rate has to be searched for at all
     AdaptiveCap      a cap on calls in flight that follows latency
     UnwrittenBurst   how many requests a provider takes at once
@@ -96,7 +96,6 @@ class Strays:
         return True
 
     def lowered(self) -> None:
-        """The rate was lowered."""
         self._suspects = 0.0
         self._is_undecided = False
         self._evidence = _HEAD_START
@@ -215,7 +214,7 @@ SLOW_START = SearchPolicy(
     growth_percent=100.0,
     clean_s=5.0,
 )
-"""One call at a time, and one more with each that is accepted: where refusals have shown that what is told is too much."""
+"""One call at a time, and one more with each that is accepted: where refusals have shown that the stated rate is too much."""
 
 
 class _Before(NamedTuple):
@@ -308,7 +307,7 @@ class RateSearch:
 
     @property
     def has_measured(self) -> bool:
-        """Whether refusals have told the rate; before, it is a guess, and nothing should be refused on its strength."""
+        """Whether refusals have shown the rate; before, it is a guess, and nothing should be refused on its strength."""
         return self._measured < inf and not self._is_guess
 
     def ready_at(self, now: float, ahead: float = 0.0) -> float:
@@ -365,7 +364,7 @@ class RateSearch:
     def refused(self, sent_at: float, now: float, *, is_timed: bool = False) -> bool:
         """The call that was sent at `sent_at` was refused. False: by chance, as far as is known, not for its rate.
 
-        `is_timed` says that the provider has told when to come back.
+        `is_timed` says that the provider has said when to come back.
         """
         self.left(now)
         if sent_at < self._cut_at:
@@ -382,7 +381,13 @@ class RateSearch:
         accepted_per_s = self._accepted_per_s(sent_at)
         if self._is_searching:
             self._before = before
-            self._end_search(sent_at, now)
+            # The flight under way was sent at a rate that may be far too high: its answers come first.
+            self._window = 0
+            self._is_searching = False
+            self._is_guess = True
+            self._cut(self._policy.cut)
+            self._next_at = max(self._next_at, now + min(now - sent_at, _LONGEST_HOLD_S))
+            self._count_from(sent_at)
         elif accepted_per_s is not None:
             self._measured = accepted_per_s
             share = self._policy.settle * min(1.0, self._measured / self.rate_per_s)
@@ -450,15 +455,6 @@ class RateSearch:
         if span_s >= 4 * _SAMPLE_S:
             self._count_from(self._latest)
 
-    def _end_search(self, sent_at: float, now: float) -> None:
-        """The flight under way was sent at a rate that may be far too high: its answers come first."""
-        self._window = 0
-        self._is_searching = False
-        self._is_guess = True
-        self._cut(self._policy.cut)
-        self._next_at = max(self._next_at, now + min(now - sent_at, _LONGEST_HOLD_S))
-        self._count_from(sent_at)
-
     def _measure_flight(self, sent_at: float, now: float) -> None:
         """What is accepted of the flight behind a refusal tells the rate, once half of the flight is known."""
         if sent_at >= self._cut_at:
@@ -469,7 +465,13 @@ class RateSearch:
             return
         accepted, refused, before = self._accepted, self._behind, self._before
         if accepted >= _FLIGHT and refused <= _FLIGHT_STRAYS * accepted:
-            self._restore(before)
+            # All that went behind a refusal was let in: it was a stray.
+            self._is_searching, self._is_guess = before.is_searching, False
+            self._window = before.window
+            self._measured = before.measured
+            self._set(before.rate_per_s)
+            if self._accepted >= _LARGE_FLIGHT:
+                self.strays.found(1 + self._behind, self._accepted)
             self._grown_at = now + (now - sent_at)  # the next flight shows what this rate brings about
         elif accepted >= self._policy.enough:
             # By the share, where fewer went than might have.
@@ -478,15 +480,6 @@ class RateSearch:
         else:
             most = max((accepted + 1) / span_s, before.rate_per_s * (accepted + 1) / (accepted + 1 + refused))
             self._set(min(self.rate_per_s, self._policy.settle * most))
-
-    def _restore(self, before: _Before) -> None:
-        """All that went behind a refusal was let in: it was a stray."""
-        self._is_searching, self._is_guess = before.is_searching, False
-        self._window = before.window
-        self._measured = before.measured
-        self._set(before.rate_per_s)
-        if self._accepted >= _LARGE_FLIGHT:
-            self.strays.found(1 + self._behind, self._accepted)
 
     def _grow(self, elapsed_s: float, latency_s: float) -> None:
         policy, rate = self._policy, self.rate_per_s
@@ -524,21 +517,21 @@ class RateSearch:
             self._bound_accepted = 0
 
 
-# Whether a target's rate has to be found out, because nobody tells one or the one told is not believed.
+# Whether a target's rate has to be found out, because nobody states one or the stated one is not believed.
 #
 #     nobody tells a rate -> a search          someone does -> none          too many refusals all the same -> a search below it
-#     the search comes above the rate that is told, or nobody has to wait for it any more -> none
+#     the search comes above the stated rate, or nobody has to wait for it any more -> none
 #
-# What is told may be wrong: somebody else uses the account, or the config has a slip. It must not know limits or pauses: the
-# rate that is told comes in as an argument. Invariant: every refusal is judged by the strays, with a search or without.
+# The stated rate may be wrong: somebody else uses the account, or the config has a slip. It must not know limits or pauses: the
+# stated rate comes in as an argument. Invariant: every refusal is judged by the strays, with a search or without.
 
 
 _UNEXPLAINED = 0.1
-"""A greater share of refusals than this, and the rate that is told is not believed any more."""
+"""A greater share of refusals than this, and the stated rate is not believed any more."""
 _FADE = 0.02
 """The part of one call in that share."""
 LET_GO_S = 60.0
-"""A search beside a rate that is told ends once nobody has had to wait for it so long."""
+"""A search beside a stated rate ends once nobody has had to wait for it so long."""
 
 
 class RateDiscovery:
@@ -557,12 +550,12 @@ class RateDiscovery:
 
     def __init__(self, now: float) -> None:
         self.search: RateSearch | None = None
-        """The search for a rate; None: there is one that is told and believed, or nothing is to be learned."""
+        """The search for a rate; None: a stated one is believed, or nothing is to be learned."""
         self._distrusted_at = -inf
         self._refused_at = now
         self._let_in_per_s = 0.0  # between the last two refusals, or moments of several
         self.is_distrusted = False
-        """The rate that is told is not believed."""
+        """The stated rate is not believed."""
         self.let_in = 0
         """Calls that were let in since the last refusal; whoever sees one counts it here."""
         self._strays = Strays()
@@ -581,7 +574,7 @@ class RateDiscovery:
         """Notes a refusal; returns False for one that beyond doubt would have come at any rate.
 
         `is_current` says that no other call of its epoch was refused before, `is_explained` that headers tell of a limit
-        of which nothing is left, `is_timed` that the provider has told when to come back.
+        of which nothing is left, `is_timed` that the provider has said when to come back.
         """
         let_in, self.let_in = self.let_in, 0
         if let_in:
@@ -600,7 +593,7 @@ class RateDiscovery:
         return is_limit or is_explained or not self._strays.are_proven
 
     def count_unexplained(self) -> None:
-        """Counts a refusal that a burst does not explain against the rate that is told."""
+        """Counts a refusal that a burst does not explain against the stated rate."""
         self._refused_share += (1 - self._refused_share) * _FADE
 
     @property
@@ -609,7 +602,7 @@ class RateDiscovery:
         return self._refused_share > _UNEXPLAINED
 
     def distrust(self, now: float) -> None:
-        """Begins a search for the rate that binds, below what was told."""
+        """Begins a search for the rate that binds, below the stated one."""
         self.is_distrusted, self._refused_share = True, 0.0
         rate_per_s = max(SLOW_START.blind_rate, self._let_in_per_s)
         self.search = RateSearch(now, replace(SLOW_START, blind_rate=rate_per_s, first_rate=rate_per_s), self._strays)
@@ -691,7 +684,6 @@ class AdaptiveCap:
 
     @property
     def cap(self) -> int:
-        """The most calls in flight."""
         return int(self._cap)
 
     def observe(self, first_byte_s: float, in_flight: int) -> None:
@@ -730,8 +722,14 @@ class AdaptiveCap:
         self._sum = self._squares = 0.0
 
     def _end_round(self, mean: float) -> None:
-        if self._before_dip:
-            self._end_dip(mean)
+        if self._before_dip:  # the unloaded time is measured: on with the cap from before
+            self._unloaded = min(mean, self._unloaded + _MOST_SLOWER)  # the queue may not have run empty
+            variance = max(0.0, self._squares / self._count - mean * mean)
+            self._variance += SMOOTHING * (variance - self._variance)
+            self._rounds = 0
+            self._measured_at = self._before_dip
+            self._set(self._before_dip)
+            self._before_dip = 0.0
         else:
             self._rounds += 1
             error = sqrt(self._variance / self._count)
@@ -740,28 +738,16 @@ class AdaptiveCap:
             if self._most_in_flight >= self._cap / 2:  # else latency tells nothing about the cap
                 self._move(mean - self._unloaded - sqrt(2) * error)
             if self._rounds >= EPOCH_ROUNDS or self._cap < self._measured_at / 2:
-                self._begin_dip()
+                # The queue at the server is to run empty, if there is one.
+                self._before_dip = self._cap
+                self._skips = int(self._cap)
+                self._set(self._cap / 2 if self._cap > _SMALL else 1.0)
         self._begin_round()
 
     def _move(self, excess: float) -> None:
         share = _STEP if excess <= TOLERANCE else max(0.5, exp(TOLERANCE - excess))
         goal = self._cap * share + sqrt(self._cap) / 2
         self._set(self._cap + SMOOTHING * (goal - self._cap))
-
-    def _begin_dip(self) -> None:
-        """Let the queue at the server run empty, if there is one."""
-        self._before_dip = self._cap
-        self._skips = int(self._cap)
-        self._set(self._cap / 2 if self._cap > _SMALL else 1.0)
-
-    def _end_dip(self, mean: float) -> None:
-        self._unloaded = min(mean, self._unloaded + _MOST_SLOWER)  # the queue may not have run empty
-        variance = max(0.0, self._squares / self._count - mean * mean)
-        self._variance += SMOOTHING * (variance - self._variance)
-        self._rounds = 0
-        self._measured_at = self._before_dip
-        self._set(self._before_dip)
-        self._before_dip = 0.0
 
     def _set(self, cap: float) -> None:
         self._cap = min(max(cap, float(self._smallest)), float(self._largest))
@@ -819,7 +805,7 @@ class UnwrittenBurst:
         self.is_known = is_known
         """Headers say what is left."""
         self.is_news = False
-        """A refusal has told it, and other replicas have not heard."""
+        """A refusal has shown it, and other replicas do not know yet."""
         self._least = min(max(1.0, LEAST_S * rate_per_s), most)
         self._step = max(1.0, _FIRST_STEP * self.burst)
         self._is_tried = False

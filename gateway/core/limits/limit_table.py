@@ -58,7 +58,7 @@ Source = Literal["configured", "learned"]
 
 MINUTE_S = 60.0
 _DAY_S = 86_400.0
-_SECOND_OF_TOKENS_LASTS_S = 10.0  # the burst of a limit told per second: one large call must still fit
+_SECOND_OF_TOKENS_LASTS_S = 10.0  # the burst of a limit per second: one large call must still fit
 
 PART_OF = {
     "requests_per_min": REQUESTS,
@@ -115,7 +115,7 @@ class KnownLimit:
         self.since = since
         """When it became known (monotonic seconds)."""
         self.reported_at = inf
-        """When an answer told of it last; inf: none has, or what one told is forgotten."""
+        """When an answer reported it last; inf: none has, or its report is forgotten."""
 
     def most(self, tolerance: float) -> float:
         """Returns how large a call may be to be cut to it: `tolerance` times the operator's number; inf: there is none."""
@@ -166,7 +166,7 @@ class LimitTable:
         self.configure(limits, now)
 
     def configure(self, limits: Limits, now: float, style: Style | None = None) -> None:
-        """Puts new numbers of the operator in force. Levels are kept, unless the provider is said to count otherwise.
+        """Puts new numbers of the operator in force. Levels are kept, unless the config has the provider count otherwise now.
 
         What is no longer named is no longer limited; what was learned stays.
         """
@@ -301,7 +301,6 @@ class LimitTable:
         return window
 
     def _shape(self, name: str, amount: float, reading: Reading | None) -> tuple[float, float]:
-        """Returns the refill per second, and the capacity."""
         if name == "concurrency":
             return 0.0, amount
         rate_per_s = amount / period_s(name)
@@ -553,9 +552,9 @@ class LimitSet:
 # What moves the levels of a set of limits besides calls: a provider's headers, a burst that grows, a refusal, a pause's end.
 #
 #     learn        an answer's headers correct levels and capacities; a limit nobody configured appears
-#     forget_stale a call waits for what no answer has told for long
+#     forget_stale a call waits for what no answer has reported for long
 #     grow_burst   a call waits for nothing but a guess of how many requests go at once
-#     burst_refused, burst_heard      a refusal, or another replica, has told how many do
+#     burst_refused, burst_heard      a refusal, or another replica, has shown how many do
 #     hold_back    a pause has ended: no herd
 #     used, use_again                 an idle gate goes, and comes back
 #
@@ -563,7 +562,7 @@ class LimitSet:
 
 
 STALE_AFTER_S = 300.0
-"""So long a limit that headers told is believed without being told again; who tells them does so with each answer."""
+"""So long a limit of headers is believed without being sent again; providers that send them do so with each answer."""
 _NAMES = tuple(PART_OF)
 _FEWEST_TOKENS = 100.0
 _AT_ONCE_S = 0.2
@@ -607,9 +606,9 @@ def learn(
 
 
 def forget_stale(limits: LimitSet, now: float) -> bool:
-    """Goes back to the operator's numbers where no answer has told another for STALE_AFTER_S; returns whether any had.
+    """Goes back to the operator's numbers where no answer has reported another for STALE_AFTER_S; returns whether any had.
 
-    To be asked when a limit is in a call's way: what one odd answer has told would else hold up calls for good.
+    To be asked when a limit is in a call's way: what one odd answer has reported would else hold up calls for good.
     """
     table, stale_before = limits.table, now - STALE_AFTER_S
     stale = [one for one in table.known if one.reported_at < stale_before]
@@ -692,7 +691,7 @@ def used(limits: LimitSet, now: float) -> tuple[Used, ...]:
 
 
 def use_again(limits: LimitSet, used: Iterable[Used], now: float) -> None:
-    """Sets the levels to what `used` has told, some time ago, of these limits under the same name."""
+    """Sets the levels to what was used up some time ago of these limits under the same name."""
     for index, level, full_at in used:
         one = limits.table.find(_NAMES[index])
         if one is None or full_at <= now:
@@ -737,7 +736,7 @@ def _has_level(reading: Reading) -> bool:
 
 
 def _may_raise(one: KnownLimit, reading: Reading) -> bool:
-    """Returns whether the provider's bucket is ours: where we use a part of it, its level says nothing about our part."""
+    """Returns whether the provider's bucket is ours: where we use a part of it, its level is no evidence about our part."""
     is_same = one.configured is None or (
         reading.limit is not None and reading.limit * (period_s(one.name) / reading.period_s) <= one.configured
     )

@@ -78,7 +78,7 @@ class Reservation:
         self.max_tokens = max_tokens
         self.permit = permit
         self.headers: RawHeaders | None = None
-        """Those of a whole answer that has come: `finish` is told of it. None: there is none yet, or `answered` was told."""
+        """Those of a whole answer that has come, for `finish`. None: there is none yet, or `answered` has had them."""
         self.is_judged = False
         """The breakers know how it went."""
         self.first_byte_s: float | None = None
@@ -340,6 +340,7 @@ def enter(
     if tokens > table.smallest:
         cost = limits.shrink(cost, ESTIMATE_TOLERANCE)
         amounts = (*cost, cost.input_tokens + cost.output_tokens)
+    # A limit is in the way, or not all are plain buckets of our own: the slow way makes sure, and asks for what is lacking.
     if buckets is None or not take_all(buckets, limits.taken, amounts, margin, now, kept_percent):
         return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
     gate.in_flight += 1
@@ -483,7 +484,7 @@ def ready_at(
     keep_percent: float = 0.0,
     traits: CallTraits | None = None,
 ) -> float:
-    """Returns when the call may go after `ahead` (the sum of those before it), as far as can be told; inf: never."""
+    """Estimates when the call may go after `ahead` (the sum of those before it); inf: never."""
     if gate.pauses.quota_until > now:
         return inf
     burst, search = gate.limits.table.burst, gate.discovery.search
@@ -634,5 +635,5 @@ def _slow_down(
     if delay_s is None and is_first:
         gate.pause(pauses.backoff_s, now)
     if discovery.is_unexplained and pauses.refusals_in_a_row == 1 and gate.counting.learns:
-        # It does serve us, but not as much as we were told: somebody else uses the account, or the config is wrong.
+        # It does serve us, but not as much as stated: somebody else uses the account, or the config is wrong.
         discovery.distrust(now)

@@ -82,7 +82,6 @@ class ResumeCap:
         return 0.0 if level > 0 else min(-level / self._rate_per_s, self._ends_at - now) + 1e-6
 
     def take(self, cost: float, now: float) -> None:
-        """Notes that a call goes."""
         self._level += (now - self._at) * self._rate_per_s - cost
         self._at = now
 
@@ -152,7 +151,7 @@ class Refusals:
         """Calls unlike the suspects that were refused as well."""
 
     def is_apart(self, one: CallTraits) -> bool:
-        """Returns whether a refusal of this call says nothing about others."""
+        """Returns whether a refusal of this call is no evidence about others."""
         return self.apart is not None and self.apart.matches(one)
 
     def is_lone(self, one: CallTraits) -> bool:
@@ -407,7 +406,7 @@ ESTIMATE_TOLERANCE = 1.25
 MARGIN = 3.75
 """Of the mean error of estimates, left over for those in flight: three standard deviations (1.25 mean errors each)."""
 LET_GO_ABOVE = 5.0
-"""A rate that was found binds no more, as far as people are told, once so many times as much is accepted."""
+"""A rate that was found is shown as binding no more once so many times as much is accepted."""
 RESERVE_FADES_S = 300.0
 """What lower lanes leave over for higher ones shrinks evenly to nothing while no call of a higher lane comes for so long."""
 BURST = "requests_at_once"
@@ -425,7 +424,7 @@ class GateState(Enum):
     | RESUMING  | a pause is over                        | at most 1.2 times the rate         | 1 s behind the first call    |
     | PROBING   | refused in several epochs, served in   | one call at a time, 1 s each       | one is not refused           |
     |           | none between                           |                                    |                              |
-    | SEARCHING | nobody tells a rate that is believed   | what the search for a rate allows  | a limit is told, and holds   |
+    | SEARCHING | no stated rate is believed             | what the search for a rate allows  | a stated limit holds         |
     | NORMAL    | none of these                          | what the limits allow              |                              |
 
     A cap that follows latency, and the breakers, hold calls up besides, in any state.
@@ -451,7 +450,7 @@ class GateNews(Protocol):
         ...
 
     def learned(self, name: str, learned: Learned, now: float) -> None:
-        """Tells limits that an answer has told."""
+        """Reports the limits in an answer's headers."""
         ...
 
     def burst(self, name: str, burst: float, now: float) -> None:
@@ -529,7 +528,7 @@ class Gate:
         self.news: GateNews | None = None
         """Where there are other replicas."""
         self.found_per_s: float | None = None
-        """The rate that refusals have shown to bind, as it was told last; None: none does."""
+        """The rate that refusals have shown to bind, as it was reported last; None: none does."""
         self.on_rate: Callable[[str, float | None], None] | None = None
         """Told of the gate's name, and of the rate per minute that refusals have shown; None: it binds no more."""
         self.configure(limits, counting, now)
@@ -587,7 +586,6 @@ class Gate:
 
     @property
     def is_full(self) -> bool:
-        """As many calls are in flight as the cap allows."""
         return self.cap is not None and self.in_flight >= self.cap.cap
 
     @property
@@ -645,7 +643,7 @@ class Gate:
         return min(levels, default=inf) - self.margin(NOTHING)
 
     def learn(self, learned: Learned | None, sent_at: float, mark: tuple[float, ...] | None, now: float) -> None:
-        """Takes over the limits that an answer to a call sent at `sent_at` has told; None: it has told nothing."""
+        """Takes over the limits in the headers of an answer to a call sent at `sent_at`; None: there are none."""
         if learned is not None:
             limit_table.learn(self.limits, learned, now, sent_at, mark, self.in_flight)
             self.review_rate(now)
@@ -653,7 +651,7 @@ class Gate:
                 self.news.learned(self.name, learned, now)
 
     def trust_rate(self, now: float) -> None:
-        """Believes the rate that is told: those that were refused were so for a reason of their own."""
+        """Believes the stated rate again: those that were refused were so for a reason of their own."""
         if self.discovery.trust():
             self.review_rate(now)
             self.review_found()

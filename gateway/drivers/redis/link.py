@@ -82,12 +82,10 @@ class Link:
 
     @property
     def operations(self) -> int:
-        """Returns the number of commands since the start."""
         return self._options.tally.operations
 
     @property
     def failures(self) -> int:
-        """Returns the number of commands that ended without a reply."""
         return self._options.tally.failures
 
     @property
@@ -174,7 +172,7 @@ class Link:
                 await self._store.reached()
 
     async def aclose(self) -> None:
-        """Closes the connections; commands under way fail, and no listener hears of it."""
+        """Closes the connections; commands under way fail, and no listener is called."""
         await self._store.aclose()
 
     async def subscribe(self, channel: bytes, on_message: Callable[[bytes], None], joined: Callable[[], None]) -> None:
@@ -322,11 +320,11 @@ class Cluster:
                 self._learn(await self._fetch(await self.where()))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
             self._trouble = reason_of(error)
-            self._tell()
+            self._log_not_found()
         else:
             self._trouble = ""
 
-    def _tell(self) -> None:
+    def _log_not_found(self) -> None:
         """Logs a cluster that was never found; a known server's own health logs its trouble."""
         if not self._servers and not self._is_logged:
             self._is_logged = True
@@ -377,7 +375,6 @@ class Cluster:
         return next((key for key in keys if _holds(ranges, key)), None)
 
     def _drop(self, server: StoreServer) -> None:
-        """Closes a server that has no slots any more."""
         task = asyncio.create_task(server.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -483,7 +480,7 @@ class Subscriber:
             self.is_deaf = True
             log.warning("what other replicas tell cannot be heard: %s; it is tried again", reason_of(error))
 
-    def _hears(self) -> None:
+    def _note_success(self) -> None:
         self._tries = self._failed_attempts = 0
         if self.is_deaf:
             self.is_deaf = False
@@ -505,14 +502,14 @@ class Subscriber:
 
     def _take(self, message: dict[str, Any]) -> None:
         if message["type"] == "message":
-            self._tell(self._on_message, message["data"])
+            self._notify(self._on_message, message["data"])
         elif message["type"] == "subscribe":
-            self._hears()
-            self._tell(self._joined)
+            self._note_success()
+            self._notify(self._joined)
 
-    def _tell(self, listener: Callable[..., None], *told: bytes) -> None:
+    def _notify(self, listener: Callable[..., None], *data: bytes) -> None:
         try:
-            listener(*told)
+            listener(*data)
         except Exception:
             if not self._is_logged:
                 self._is_logged = True

@@ -120,7 +120,9 @@ class ServerHealth:
 
     async def _recover(self) -> None:
         while not self.is_open:
-            await asyncio.sleep(self._delay_s())
+            await asyncio.sleep(
+                delay_s(FIRST_PROBE_DELAY_S, LAST_PROBE_DELAY_S, self._tries - 1) if self._tries else 0.0
+            )
             self._tries += 1
             try:
                 async with asyncio.timeout(self._patience_s()):
@@ -130,9 +132,6 @@ class ServerHealth:
             else:
                 self._mark_back()
 
-    def _delay_s(self) -> float:
-        return delay_s(FIRST_PROBE_DELAY_S, LAST_PROBE_DELAY_S, self._tries - 1) if self._tries else 0.0
-
     def _patience_s(self) -> float:
         patience_s: float = min(MOST_PATIENCE_S, self._timeout_s * 2 ** min(self._tries - 1, 10))
         return max(self._timeout_s, patience_s)
@@ -140,7 +139,7 @@ class ServerHealth:
     def _mark_gone(self, reason: str) -> None:
         self.reason = reason
         self._lost(reason)
-        self._tell_of_trouble()
+        self._log_trouble()
         if self.is_up:
             self.is_up, self.since = False, time.time()
             self._changed(False)
@@ -158,7 +157,7 @@ class ServerHealth:
             self.reached.set()
             self._changed(True)
 
-    def _tell_of_trouble(self) -> None:
+    def _log_trouble(self) -> None:
         now = time.monotonic()
         if not self._is_logged and (self._logged_at is None or now - self._logged_at >= QUIET_S):
             self._is_logged, self._logged_at = True, now
@@ -255,7 +254,6 @@ class StoreServer:
         self._health.start()
 
     async def reached(self) -> None:
-        """Returns when the server has been up once."""
         await self._health.reached.wait()
 
     async def aclose(self) -> None:

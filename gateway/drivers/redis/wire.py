@@ -313,13 +313,11 @@ class StoreCommand:
         return self.script.name if self.script else first.decode() if isinstance(first, bytes) else str(first)
 
     def answer(self, reply: Any) -> None:
-        """Ends the command with the server's reply."""
         self._end()
         if not self.future.done():
             self.future.set_result(reply)
 
     def fail(self, error: StoreGone) -> None:
-        """Ends the command with an error."""
         if not self.is_over:
             self._end()
             if self._tally is not None and self.late is not None:  # without a server it counts as no operation
