@@ -184,7 +184,10 @@ def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> di
     targets = {}
     for name, line in gates.shown():
         label = gates.names.label(name)
-        row = _target_row(line, tokens.get(label, Retries().tokens), now) | {"warning": _warning(line, label)}
+        # What the operator has to mend at the target, and how.
+        is_lost = line.gate.health.responsiveness.has_lost_model
+        warning = f"{missing_model(label)}; {MISSING_REMEDY}" if is_lost else None
+        row = _target_row(line, tokens.get(label, Retries().tokens), now) | {"warning": warning}
         targets[name] = row | {"account": _payer(admission, line), "config": label, "models": models.get(label, {})}
     accounts = {
         account.name: _account(account, names, now) for account, names in sorted(_paid(admission), key=_name_of)
@@ -281,13 +284,6 @@ def _target_row(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
         "paused_s": _left(gate.pauses.ends_at, now),
         "quota_spent_s": _left(gate.pauses.quota_until, now),
     }
-
-
-def _warning(line: WaitingLine, label: str) -> str | None:
-    """Returns what the operator has to mend at the target, and how, or None."""
-    if not line.gate.health.responsiveness.has_lost_model:
-        return None
-    return f"{missing_model(label)}; {MISSING_REMEDY}"
 
 
 def _suspect(suspicion: Suspicion | None, now: float) -> dict[str, Any] | None:
@@ -532,7 +528,10 @@ def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable
             require_admin(policies, request)
             fields = await read_object(request, policies.current.server, MOST_BYTES, SWITCH_EXAMPLE)
             name = _known_name(request, fields, kind, show())
-            action = _known_action(fields)
+            action = fields.get("action")
+            if not isinstance(action, str) or action not in ACTIONS:
+                message = f"The field 'action' must be one of: {', '.join(ACTIONS)}."
+                raise InvalidRequest(message, param="action", code="unknown_action")
             log.warning("admin: %s %s", action, name)
             force(name, ACTIONS[action])
             return json_response({"name": name, "action": action, **show()[kind][name]})
@@ -565,14 +564,6 @@ def _hint(name: str, kind: str, shown: Shown) -> str:
     if parts := [target for target in shown["targets"] if name in target.split("/", 1)]:  # a provider, or a model there
         return f"did you mean {' or '.join(repr(target) for target in parts[:5])}?"
     return f"there are: {', '.join([*shown[kind]][:20]) or 'none'}."
-
-
-def _known_action(fields: Mapping[str, Any]) -> str:
-    action = fields.get("action")
-    if not isinstance(action, str) or action not in ACTIONS:
-        message = f"The field 'action' must be one of: {', '.join(ACTIONS)}."
-        raise InvalidRequest(message, param="action", code="unknown_action")
-    return action
 
 
 def require_admin(policies: Policies, request: Request) -> None:

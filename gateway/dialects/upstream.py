@@ -7,6 +7,7 @@ server wrote them, because the tables of errors read those.
 
 from __future__ import annotations
 
+import re
 import zlib
 from asyncio import sleep, to_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -18,7 +19,6 @@ from typing import Final
 import httpx
 
 from gateway.core.clock import Clock
-from gateway.core.http.client.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
 from gateway.core.http.client.whole_answers import (
     MOST_ANSWER_BYTES,
     ReadAnswer,
@@ -71,6 +71,7 @@ from gateway.dialects.registry import (
     COUNTS,
     PATHS,
     Pair,
+    Place,
     own_place,
     pair_at,
     pair_of,
@@ -576,6 +577,74 @@ class ConvertedAnswer:
                 raise
         if converted := reader.close(is_clean=True):
             yield converted
+
+
+# A call put where a target in another language, or with another way to name its model, takes it.
+
+
+MARK: Final = b'"gw1.'
+"""Begins the signature of thinking that another provider's model did; the same as `MARK` of Messages in `dialects`."""
+SYSTEM_TURN: Final = re.compile(rb'"role"\s*:\s*"system"')
+"""Begins instructions between the messages; or the like of it, in a text."""
+OF_MESSAGES: Final = (PATHS["messages"], PATHS[COUNTS])
+_ANTHROPICS: Final = b"anthropic-"
+"""Begins the headers that mean something to Anthropic's Messages alone."""
+_TOKENS: Final = b"sk-ant-oat"
+"""What begins like this is no key, but a token of a login at Anthropic."""
+
+
+def addressed(outgoing: Outgoing, pair: Pair, sent: ConvertedRequest, body: bytes) -> Outgoing:
+    """Returns the converted call; what the caller put behind its path was for another one."""
+    place = sent.place or pair.place(outgoing.model, sent.source.get("stream") is True)
+    headers, credential = outgoing.headers, outgoing.credential
+    if outgoing.path in OF_MESSAGES:
+        kept = pair.kept_headers
+        headers = [header for header in headers if header[0] in kept or not header[0].startswith(_ANTHROPICS)]
+    if pair.target == "messages":
+        credential = _as_key(credential)
+    if pair.headers:
+        names = {name for name, _ in pair.headers}
+        headers = [*pair.headers, *(header for header in headers if header[0] not in names)]
+    return replace(outgoing, path=place, query=b"", body=body, headers=headers, credential=credential)
+
+
+def _as_key(credential: bytes | None) -> bytes | None:
+    """Returns a caller's own key in the form that the version of Anthropic's API takes which converted calls name.
+
+    OpenAI's clients know bearer tokens alone.
+    """
+    scheme, _, token = (credential or b"").partition(b" ")
+    is_token = token.count(b".") == 2 or token.startswith(_TOKENS)
+    return credential if is_token or scheme.lower() != b"bearer" else b"x-api-key " + token.strip()
+
+
+def at_own_path(outgoing: Outgoing, place: Place) -> Outgoing:
+    """Returns a call of Gemini's callers at Gemini: the bytes that they sent, and the model in the path again."""
+    from gateway.dialects.gemini.in_request import taken_out  # only Gemini's callers need it
+
+    is_stream, body = taken_out(bytes(outgoing.body))
+    return replace(outgoing, path=place(outgoing.model, is_stream), query=b"", body=body)
+
+
+def unmarked(outgoing: Outgoing, *, takes_system: bool = True) -> Outgoing:
+    """Returns a call in the target's own language, whose bytes stay as they are, but for what we have put into its history.
+
+    `takes_system`: the target takes instructions between the messages; else they become words of the user's.
+    Raises InvalidRequest where that costs something, and nothing may be lost.
+    """
+    body = bytes(outgoing.body)
+    if MARK not in body and (takes_system or SYSTEM_TURN.search(body) is None):
+        return outgoing
+    from gateway.dialects.anthropic.in_request import without_marks, without_system_turns  # few conversations have one
+
+    made, lost = without_marks(body)
+    if not takes_system:
+        made, more = without_system_turns(made)
+        lost = [*lost, *more]
+    if lost and outgoing.signs is not None:
+        refuse(lost, refuses_loss=outgoing.signs.refuses_loss)
+        outgoing.signs.gaps = [*outgoing.signs.gaps, *lost]
+    return replace(outgoing, body=made)
 
 
 # Bodies that come compressed although `identity` was asked for: unpacked as they arrive, a bounded piece at a time.

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -146,12 +146,6 @@ def require_shared(settings: Settings, policy: PolicySnapshot, workers: int) -> 
         )
 
 
-def require_fork() -> None:
-    """Raises ConfigError where the system cannot fork."""
-    if not hasattr(os, "fork"):
-        raise ConfigError([f"--workers: {sys.platform} cannot fork processes; run with --workers 1"])
-
-
 def places(settings: Settings, policy: PolicySnapshot) -> list[ListenerPlace]:
     """Returns one place per worker, with its listener on each port of the policy. Raises OSError for a taken port."""
     server = policy.server
@@ -159,11 +153,6 @@ def places(settings: Settings, policy: PolicySnapshot) -> list[ListenerPlace]:
     addresses = [(settings.host or server.host, port), *([server.admin_listen] if server.admin_listen else [])]
     by_port = [_share(host, port, settings.workers) for host, port in addresses]
     return [ListenerPlace(number + 1, [ports[number] for ports in by_port]) for number in range(settings.workers)]
-
-
-def is_one_for_all(places: Sequence[ListenerPlace]) -> bool:
-    """Tells whether all places share one listener, so that no worker has to accept for another."""
-    return len({id(place.listeners[0]) for place in places}) == 1
 
 
 def deals_out() -> bool:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from gateway.core.errors import ConfigError
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Server
 from gateway.settings import Settings
@@ -33,10 +34,8 @@ from gateway.workers.channel import (
     Channel,
     ListenerPlace,
     Message,
-    is_one_for_all,
     make_lock,
     places,
-    require_fork,
     require_shared,
 )
 from gateway.workers.metrics import Fleet, counter, families_of, gauge
@@ -225,7 +224,8 @@ class Supervisor:
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], policy: PolicySnapshot) -> None:
         """Binds the ports of `policy`, and starts nothing. Raises ConfigError or OSError."""
-        require_fork()
+        if not hasattr(os, "fork"):
+            raise ConfigError([f"--workers: {sys.platform} cannot fork processes; run with --workers 1"])
         require_shared(settings, policy, settings.workers)
         self._settings = settings
         self._environ = environ
@@ -452,8 +452,10 @@ class Supervisor:
         """Has some worker accept from every listener."""
         ready = [place for place in self._places if place.is_ready]
         absent = [place.number for place in self._places if not place.is_ready]
-        if not self._has_started or not ready or is_one_for_all(self._places):
+        if not self._has_started or not ready:
             return
+        if len({id(place.listeners[0]) for place in self._places}) == 1:
+            return  # one listener for all: no worker has to accept for another
         for at, place in enumerate(ready):
             tended = absent[at :: len(ready)]
             if tended != place.tended:

@@ -316,10 +316,6 @@ def is_plain_generated(block: bytes) -> bool:
     )
 
 
-def _is_never_plain(_block: bytes) -> bool:
-    return False
-
-
 _PLAIN: Mapping[Form, Callable[[bytes], bool]] = {
     "chat": is_plain_chat,
     "responses": is_plain_response,
@@ -330,7 +326,7 @@ _PLAIN: Mapping[Form, Callable[[bytes], bool]] = {
 
 def plain_events_of(form: Form) -> Callable[[bytes], bool]:
     """Returns what recognises the plain events of a stream of this form."""
-    return _PLAIN.get(form, _is_never_plain)
+    return _PLAIN.get(form, lambda _block: False)
 
 
 PROMPT = -1

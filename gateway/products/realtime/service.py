@@ -7,7 +7,6 @@ first, the other one hears so with its code, and the call's account is closed ex
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import FirstAnswer
@@ -81,22 +80,6 @@ Hide = Callable[[bytes], bytes]
 """Returns what a provider has said without the credentials that nobody is to see; the same bytes where there are none."""
 
 
-class SessionHost(Protocol):
-    """Who looks after sessions."""
-
-    def used(self, session: RealtimeSession, usage: Usage) -> str | None:
-        """Charges what a response has used; returns why the session may not go on, None: it may."""
-        ...
-
-    def transcribed(self, session: RealtimeSession, usage: Usage) -> str | None:
-        """Charges what a transcription has used at the session's `transcriber`; returns the same as `used`."""
-        ...
-
-    def ended(self, session: RealtimeSession, outcome: str) -> None:
-        """Closes the session's account."""
-        ...
-
-
 class RealtimeSession:
     """A session that both sides have opened."""
 
@@ -126,7 +109,7 @@ class RealtimeSession:
 
     def __init__(
         self,
-        host: SessionHost,
+        host: RealtimeSessions,
         call: Call,
         target: Target,
         provider: Socket,
@@ -407,7 +390,7 @@ class RealtimeSessions:
                 self._look_at_key(session, self.present())
 
     def used(self, session: RealtimeSession, usage: Usage) -> str | None:
-        """As `SessionHost` has it."""
+        """Charges what a response has used; returns why the session may not go on, None: it may."""
         call, now = session.call, self._clock.monotonic()
         if usage.estimated:
             session.estimated_usd += cost_usd(call, session.target, usage) or 0.0
@@ -425,7 +408,7 @@ class RealtimeSessions:
         return self._over_budget(session)
 
     def transcribed(self, session: RealtimeSession, usage: Usage) -> str | None:
-        """As `SessionHost` has it."""
+        """Charges what a transcription has used at the session's `transcriber`; returns the same as `used`."""
         target, model = session.target, upstream_model(session.call, session.target)
         rates = target.find_rates(session.transcriber or model)
         if session.transcriber not in ("", model) and rates is target.find_rates(model):
@@ -454,7 +437,7 @@ class RealtimeSessions:
         return {name: (row[0], row[1], row[2], row[3]) for name, row in sums.items()}
 
     def ended(self, session: RealtimeSession, outcome: str) -> None:
-        """As `SessionHost` has it."""
+        """Closes the session's account."""
         self.open_sessions.discard(session)
         known = self._ended.setdefault(session.target.name, [0, 0, 0])
         self._ended[session.target.name] = [old + more for old, more in zip(known, session.traffic(), strict=True)]

@@ -17,14 +17,7 @@ import httpx
 from gateway.core.http.client.exchange import PIECE_BYTES, EncodedRequest, Exchange, OriginKey, WireTimeouts, origin_of
 from gateway.core.http.client.pool import is_own_want
 from gateway.core.http.client.pools import certificate_error, explain, why_unreachable
-from gateway.core.http.client.redaction import (
-    OF_MESSAGES,
-    MaskedChunks,
-    SecretMasker,
-    Secrets,
-    phase_of,
-    secrets_of,
-)
+from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, Secrets, phase_of, secrets_of
 from gateway.core.http.client.transport import ERRORS, Http1Transport
 from gateway.core.snapshot import Provider
 from gateway.core.types import (
@@ -39,7 +32,7 @@ from gateway.core.types import (
     UpstreamFailed,
     pieces_of,
 )
-from gateway.dialects.upstream import unpacked
+from gateway.dialects.upstream import OF_MESSAGES, unpacked
 
 _MAX_KEPT_ADDRESSES = 256
 KEY_HEADERS: Final[Mapping[str, bytes]] = {
