@@ -221,6 +221,7 @@ class Intake:
         body = cycle.first
         size = len(body)
         server = served.policy.server
+        # More is to come, several pieces have come, or nobody is there: whoever waits for the body finds out which.
         if cycle.more_body or cycle.rest is not None or cycle.waiting_for_100_continue or cycle.disconnected:
             return None
         if size > server.small_body_bytes or cycle.waiter is not None:
@@ -236,6 +237,7 @@ class Intake:
             return self._call(served, streamed, Peeked(""))
         limit = policy.server.most_bytes(cycle.endpoint)
         announced = cycle.index.get(b"content-length", b"0")
+        # A length of any number of digits is a number; one of more than 18 is too long without being read.
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
             raise too_large(limit)
         served.reading_until = self._clock.monotonic() + policy.server.body_timeout_s
@@ -372,13 +374,13 @@ class Intake:
             plan.endpoint is not endpoint
         ):  # a call without a model that is passed through: nothing of its body counts here
             endpoint, peeked = plan.endpoint, Peeked("")
-        if plan.is_restricted and endpoint.request != "any":
+        if plan.is_restricted and endpoint.request != "any":  # a provider may read another model than we do
             refuse_other_readings(key, endpoint, peeked.parsed or (), body, index)
         tenant, deadline, is_callers = plan.tenant, now + plan.deadline_s, False
         if served.has_options:
             tenant = request_head.choose_tenant(key, index)
             deadline, is_callers = request_head.deadline(policy, plan, served.lane, index, now)
-            if not is_callers and self._learned_until:
+            if not is_callers and self._learned_until:  # some client was seen to hang up soon: perhaps this one
                 deadline = min(deadline, now + self._patience_s(plan, key, index, now))
         if endpoint.request == "any":
             forwarded = self._passed_through.keep(headers)
@@ -388,6 +390,7 @@ class Intake:
                 forwarded = request_head.as_json(forwarded)
         if plan.passes_account:
             forwarded += self._account.keep(headers)
+        # By position, in the order of the fields: keywords would cost something on each call.
         served.call = call = Call(
             served.request_id,
             endpoint,

@@ -254,6 +254,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if not is_plain or not head_is_small or self._is_offer:
             self._check_head(version, index)
         keep_alive = version != "1.0" and parser.should_keep_alive() and not self._notice.is_given
+        # A path with a query, or in another spelling, is no key here: it goes by way of ASGI, whose routing knows them all.
         endpoint = self._hot.get(self.url) if parser.get_method() == b"POST" else None
         cycle: AnyCycle
         if endpoint is None:
@@ -267,7 +268,7 @@ class GatewayProtocol(HttpToolsProtocol):
         previous, self.cycle = self.cycle, cycle
         if previous is None or previous.response_complete:
             self._start(cycle)
-        else:
+        else:  # the answer before it is not complete: it waits for its turn, and nothing more is read meanwhile
             self.flow.pause_reading()
             self.pipeline.appendleft(cycle)
 
@@ -318,7 +319,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if cycle.response_complete:
             self._drop(len(body), MAX_REST_BYTES)
         elif cycle.waiter is None and not cycle.first and cycle.rest is None:
-            cycle.first = body
+            cycle.first = body  # mostly all of it: kept as it is, uncopied
             if len(body) > HIGH_WATER_LIMIT:
                 self.flow.pause_reading()
         elif cycle.add(body) > HIGH_WATER_LIMIT:
