@@ -248,7 +248,12 @@ class Pipeline:
         if error_class is None:
             usage = opened.usage
             if usage is None or not usage.input or not 0 < usage.output <= LONGEST_ANSWER:
-                usage = self._usage_of_whole(call, opened, usage)
+                # Not both numbers of tokens are told: it may be of a response that ends later, else the rest is estimated.
+                if call.endpoint.request == "any" and self._deferred.awaits(call):
+                    self._deferred.shown(call, body)
+                if call.endpoint.sse == "responses":
+                    usage = self._deferred.unfinished(call, opened.target, body) or usage
+                usage = whole_usage(call, usage, body)
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
             instead = self.replays.stale_reply_for(call, opened.status)
@@ -315,11 +320,3 @@ class Pipeline:
         if gaps:
             shared.append(lossy_header(gaps))
         return shared
-
-    def _usage_of_whole(self, call: Call, opened: FirstAnswer, reported: Usage | None) -> Usage | None:
-        """Returns the usage of a whole answer that does not report both numbers of tokens."""
-        if call.endpoint.request == "any" and self._deferred.awaits(call):
-            self._deferred.shown(call, opened.body)
-        if call.endpoint.sse == "responses":
-            reported = self._deferred.unfinished(call, opened.target, opened.body) or reported
-        return whole_usage(call, reported, opened.body)

@@ -73,17 +73,17 @@ def _phrases_with_words(value: object) -> tuple[Phrase, ...]:
 
 
 def _statuses(value: object) -> frozenset[int]:
-    return frozenset(number for item in _as_list(value) for number in _status_range(item))
-
-
-def _status_range(item: object) -> Iterable[int]:
-    text = str(item) if isinstance(item, (str, int)) else ""
-    hundred = _STATUSES.fullmatch(text)
-    if hundred is not None:
-        return range(100 * int(hundred[1]), 100 * int(hundred[1]) + 100)
-    if _STATUS.fullmatch(text) is None:
-        raise problem_of(f"{quoted(item)} is no HTTP status: write for example 429 or 5xx")
-    return (int(text),)
+    found: set[int] = set()
+    for item in _as_list(value):
+        text = str(item) if isinstance(item, (str, int)) else ""
+        hundred = _STATUSES.fullmatch(text)
+        if hundred is not None:
+            found |= {*range(100 * int(hundred[1]), 100 * int(hundred[1]) + 100)}
+        elif _STATUS.fullmatch(text) is not None:
+            found.add(int(text))
+        else:
+            raise problem_of(f"{quoted(item)} is no HTTP status: write for example 429 or 5xx")
+    return frozenset(found)
 
 
 def _time_of_day(value: object) -> float:

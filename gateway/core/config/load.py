@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -48,7 +49,7 @@ from gateway.core.config.sections import (
 from gateway.core.config.source import Document, Path, Problem, printable, read_document
 from gateway.core.config.state import state_section
 from gateway.core.errors import ConfigError
-from gateway.core.snapshot import Key, PolicySnapshot, Provider, Target
+from gateway.core.snapshot import Key, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.credentials.config import cloud_notices
 from gateway.dialects.known import ListedModels
@@ -125,7 +126,12 @@ def load_snapshot(
         raise _config_error(problems)
 
     pairs = [*pairs_of(places_of(routes), groups), *([(relayed.provider, None)] if relayed else [])]
-    upstreams = _connect_all(document, pairs, providers, connect)
+    upstreams: dict[Pair, Upstream] = {}  # one for each provider and model, which all targets of that pair share
+    for owner, model in dict.fromkeys(pairs):
+        try:
+            upstreams[owner, model] = connect(providers[owner], model)
+        except (OSError, ValueError, ImportError) as error:  # a bad CA file; a proxy that needs a package
+            document.complain(("providers", providers[owner].group), f"cannot be set up: {_reason(error)}")
     if problems:
         raise _config_error(problems)
 
@@ -139,7 +145,11 @@ def load_snapshot(
     parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer, listed)
     models, sharing = build_models(routes, policies, parts)
     passthrough = passthrough_target(providers[relayed.provider], policies, parts) if relayed else None
-    _look_up_known_prices(target for model in models.values() for target in model.targets)
+    for target in (target for one in models.values() for target in one.targets):
+        if (
+            target.model is not None
+        ):  # its price is known from now on, so that no call has to look it up: finders remember
+            target.find_rates(target.model)
     documents = (document, *policies.documents)
     schemas = schema_files(routes)
     authorities = {one.ca_file: one.ca_digest or "" for one in providers.values() if one.ca_file is not None}
@@ -221,22 +231,6 @@ def _read_policies(document: Document, config: ConfigFile, environ: Mapping[str,
         return read_policies(None, environ, document.problems)
 
 
-def _connect_all(
-    document: Document,
-    pairs: Iterable[Pair],
-    providers: Mapping[str, Provider],
-    connect: Callable[[Provider, str | None], Upstream],
-) -> dict[Pair, Upstream]:
-    """Returns one upstream for each provider and model, which all targets of that pair share; notes problems."""
-    upstreams: dict[Pair, Upstream] = {}
-    for provider, model in dict.fromkeys(pairs):
-        try:
-            upstreams[provider, model] = connect(providers[provider], model)
-        except (OSError, ValueError, ImportError) as error:  # a bad CA file; a proxy that needs a package
-            document.complain(("providers", providers[provider].group), f"cannot be set up: {_reason(error)}")
-    return upstreams
-
-
 def _reason(error: Exception) -> str:
     """Returns the kind of error without its text, which may hold a URL with a password."""
     if isinstance(error, ImportError):
@@ -248,13 +242,6 @@ def _load_tokenizers(routes: Mapping[str, Route], policies: PolicySets) -> Token
     """Loads tokenizers for the models that are counted exactly; None when there are none."""
     exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
     return load_tokenizers(dict.fromkeys(place.model for place in places_of(exact))) if exact else None
-
-
-def _look_up_known_prices(targets: Iterable[Target]) -> None:
-    """Looks up the prices of fixed models now, so that no call has to: the finders cache them."""
-    for target in targets:
-        if target.model is not None:
-            target.find_rates(target.model)
 
 
 def _digest(documents: Iterable[Document], others: Iterable[str]) -> str:
@@ -362,18 +349,12 @@ class Reloader:
         return self.last
 
     def _stamp(self) -> _Stamp:
-        files = (self._path, *self._policy_files(), *map(FilePath, self._files))
-        return {str(file): _stat(file) for file in files}
-
-    def _policy_files(self) -> list[FilePath]:
-        if self._policies is None:
-            return []
-        try:
-            folder = self._policies
+        folder, listed = self._policies, list[FilePath]()
+        if folder is not None:
             lists = (list_policy_files, list_error_files, list_pipeline_files, list_schema_files)
-            return [file for files in lists for file in files(folder)]
-        except OSError:
-            return []
+            with suppress(OSError):  # it is gone: its files are, too
+                listed = [file for files in lists for file in files(folder)]
+        return {str(file): _stat(file) for file in (self._path, *listed, *map(FilePath, self._files))}
 
 
 def _stat(file: FilePath) -> tuple[int, int, int] | None:

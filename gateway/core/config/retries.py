@@ -225,6 +225,7 @@ def read_retries(document: Document | None) -> dict[str, Retries]:
 def _retries(document: Document | None, name: str, entry: RetriesSet) -> Retries:
     backoff = check_part(BackoffEntry, document, (name, "backoff"))
     budget = check_part(BudgetEntry, document, (name, "budget"))
+    hedge = None if entry.hedge is None else check_part(HedgeEntry, document, (name, "hedge"))
     return Retries(
         attempts=entry.attempts,
         backoff=Backoff(backoff.base, backoff.factor, backoff.max, has_jitter=backoff.jitter == "full"),
@@ -238,12 +239,8 @@ def _retries(document: Document | None, name: str, entry: RetriesSet) -> Retries
         if document is None
         else _by_cost(document, (name, "by_cost"), entry.by_cost, has_attempts="attempts" in entry.model_fields_set),
         max_usd_per_call=entry.max_usd_per_call,
-        hedging=None if entry.hedge is None else _hedging(check_part(HedgeEntry, document, (name, "hedge"))),
+        hedging=None if hedge is None else Hedging(hedge.percentile, hedge.at_least, hedge.min_samples),
     )
-
-
-def _hedging(entry: HedgeEntry) -> Hedging:
-    return Hedging(entry.percentile, entry.at_least, entry.min_samples)
 
 
 # --- what a class deserves ---
@@ -265,20 +262,16 @@ def _rule(document: Document, path: Path, built_in: ClassRule, error_class: Erro
     wanted = document.at(path)
     if wanted is None:
         return built_in
-    rule = _action(document, path, wanted) if isinstance(wanted, str) else _tries(document, path, built_in)
+    if isinstance(wanted, str) and wanted not in ACTIONS:
+        known = "" if document.origin_of(path) else did_you_mean(wanted, (*ACTIONS, "{attempts: N}"))
+        document.complain(path, f"no action {document.show(path, wanted)}{known}")
+        return built_in
+    rule = ClassRule(ACTIONS[wanted]) if isinstance(wanted, str) else _tries(document, path, built_in)
     if rule is None:
         return built_in
     for problem in _nonsense(error_class, rule):
         document.complain(path, problem)
     return rule
-
-
-def _action(document: Document, path: Path, wanted: str) -> ClassRule | None:
-    if wanted not in ACTIONS:
-        known = "" if document.origin_of(path) else did_you_mean(wanted, (*ACTIONS, "{attempts: N}"))
-        document.complain(path, f"no action {document.show(path, wanted)}{known}")
-        return None
-    return ClassRule(ACTIONS[wanted])
 
 
 def _tries(document: Document, path: Path, built_in: ClassRule) -> ClassRule | None:
