@@ -104,10 +104,10 @@ class FirstAnswer:
 
 
 async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadlines) -> FirstAnswer:
-    """Send the call to the target and wait until there is something to give to the client.
+    """Sends the call to the target and waits until there is something to give to the client.
 
-    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time, and Unsayable, with
-    nothing in the ledger, when the call cannot be said in the target's language.
+    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time, and NotExpressible,
+    with nothing in the ledger, when the call has no words in the target's language.
     """
     grant = call.grant
     started_at = clock.monotonic() if grant is None or call.queue_s else grant.at  # it was let in this very moment
@@ -129,6 +129,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             attempt.refuses_loss = call.model.on_loss == "refuse"
         answer = await upstream.send(outgoing)
         if answer.status in MAY_MEAN_PATH and target.on_unknown_path is not None:
+            # The server may not know the path: then the call goes to it in another language, and that is remembered.
             attempt.status = answer.status
             attempt.refuses_loss = call.model.on_loss == "refuse"
             answer = await target.on_unknown_path(outgoing, answer)
@@ -140,7 +141,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         ):
             await _unpack(call, target, answer, index)
         if not ALL_REQUEST_IDS.isdisjoint(index):
-            for name in REQUEST_IDS:  # the provider's own header before those of proxies in front of it
+            for name in REQUEST_IDS:  # the first one present counts
                 if index.get(name):
                     attempt.upstream_request_id = index[name]
                     break
@@ -155,6 +156,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
         else:
             opened = await _read_opening(call, target, answer, content_type, clock)
+        # Before the attempt counts as answered: clients rely on what may be missing here, and money on the units.
         if call.endpoint.name in COMPLETED and opened.relay is None and opened.diagnosis is None:
             if call.endpoint.name == "embeddings":
                 await _complete_embeddings(call, opened)
@@ -167,7 +169,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         if b"connection" in index and index[b"connection"] not in SIMPLE_CONNECTION:
             opened.headers = _end_to_end(opened.headers)
     except asyncio.CancelledError:
-        if not watch.uncancel_expired(task):
+        if not watch.uncancel_expired(task):  # the client has left, or the gateway stops: not ours to swallow
             raise
         phase = Phase.SENT if attempt.first_byte_at is None else Phase.ANSWERED
         _end_failed(attempt, ErrorClass.TIMEOUT, phase, clock)

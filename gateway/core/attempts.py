@@ -130,7 +130,7 @@ class Attempts:
             except CircuitOpen:
                 if last is None:
                     raise
-                target = None
+                target = None  # what the attempt before has ended with tells the client more: decide by that
             except GatewayError as refusal:
                 _add_words(refusal, last)
                 raise
@@ -141,7 +141,9 @@ class Attempts:
             hedging = call.model.retries.hedging
             late_after_s = None if hedging is None else self._hedges.late_after_s(call, hedging)
             trials = None if step is None else admission.gates.line(target, call).gate.health.responsiveness.trials
-            if trials is not None:
+            if (
+                trials is not None
+            ):  # it has failed before: where enough such calls wait, no further one follows (`doubt`)
                 trials[id(call)] = self._clock.monotonic()
             try:
                 if late_after_s is None:
@@ -155,7 +157,7 @@ class Attempts:
                 drop_frames(failure)
                 if not isinstance(failure, NotExpressible):
                     last = failure
-            except BaseException:
+            except BaseException:  # cancelled, or a defect: the attempt elsewhere must not outlive the call
                 if call.other_attempt is not None and call.other_attempt.call is not call:
                     await self._moves.abandon(call)
                 raise
