@@ -1,5 +1,6 @@
-"""What every conversion between two languages is made of: gaps, facts, what was sent, translator, reader.
+"""What every conversion between two languages is made of: facts, what was sent, translator, reader, and helpers of all.
 
+At the end three translators that hold others: by way of chat completions, for counts of tokens, without unknown fields.
 Everything here and below is pure: no I/O, no clock, no draws; time and new ids come as arguments. Bodies are plain dicts as
 orjson parses them, because an object per message would cost more than the conversion itself.
 """

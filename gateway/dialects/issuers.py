@@ -2,7 +2,8 @@
 
 Works on the bytes that go over the wire and come from it, so that it is the same for every caller's language, converted or not.
 What a model thought is signed or encrypted for its provider alone: another one refuses it, on every later turn. Such a proof is
-remembered with its issuer, the provider or the account there, and goes back to that issuer alone.
+remembered with its issuer, the provider or the account there, and goes back to that issuer alone. In this order: what makes a
+request fit, who signs, proofs on their way through a client of Responses, which are known, requests without the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What models' turns were signed with, kept in this process for callers that do not send it back.
 
-It lives as long as the process, whatever the config becomes; where several processes share a store, what one of them keeps the
-others find there. Each tenant has its own, and so has each credential that callers
-bring themselves; nobody finds what another one was told. When it is full, what was not asked for the longest goes first.
+First a turn as its caller sees it; then where several processes find turns; then the memory of this process, which lives as
+long as it, whatever the config becomes. Each tenant has its own, and so has each credential that callers bring themselves:
+nobody finds another one's. When it is full, what was not used for the longest goes first.
 """
 
 from __future__ import annotations

@@ -9,15 +9,7 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from gateway.core.types import FindUnsupportedFields, Gap, How
-from gateway.dialects.base import (
-    OPENAIS_FIELDS,
-    Json,
-    ModelFacts,
-    ServerFacts,
-    object_of,
-    once,
-    text_of,
-)
+from gateway.dialects.base import OPENAIS_FIELDS, Json, ModelFacts, ServerFacts, object_of, once, text_of
 from gateway.dialects.issuers import OPENAIS_KINDS
 from gateway.dialects.known import MOST_NAME_CHARS, MOST_REMEMBERED, Known
 from gateway.dialects.memory import UnknownMemory

@@ -7,7 +7,7 @@ each provider's own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, Final
 
@@ -63,18 +63,21 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     calls = _calls(sent, message, finish, extras)
     blocks += calls
     _put_in(blocks, thought, objects(message.get("reasoning_details")))
-    if extras:
-        blocks = [one for block in blocks for one in _with_extra(block, extras)]
-    if (
-        calls
-        and in_request.is_to_mark(sent.source)
-        and not any(block["type"] in in_request.THOUGHTS for block in blocks)
-    ):
+    held, blocks = blocks, []
+    for block in held:
+        if (id := block.get("id")) in extras:  # what a provider adds to a call stands before it
+            blocks.append(in_request.extra_block(id, extras[id]))
+        blocks.append(block)
+    has_thought = any(block["type"] in in_request.THOUGHTS for block in blocks)
+    if calls and not has_thought and in_request.is_to_mark(sent.source):
         blocks.insert(blocks.index(calls[0]), in_request.redacted_block(in_request.MARK))
+    words = (block.get("text") or block.get("thinking") or "" for block in blocks)
+    inputs = (orjson.dumps(block["input"]) for block in blocks if "input" in block)
+    characters = sum(map(len, words)) + sum(map(len, inputs))
     return begun(sent, body) | {
         "content": blocks,
         **ended(sent, choice, finish, has_calls=bool(calls), is_refused=bool(refusal)),
-        "usage": reported_usage(used(sent, body, _count_characters(blocks)), body),
+        "usage": reported_usage(used(sent, body, characters), body),
     }
 
 
@@ -142,14 +145,6 @@ def call_id(sent: ConvertedRequest, number: int) -> str:
     return f"toolu_{sent.id}{number:02d}"
 
 
-def _with_extra(block: Json, extras: dict[str, Json]) -> Iterator[Json]:
-    """Yields a block, and before that of a call what its provider adds to it."""
-    id = block.get("id")
-    if id in extras:
-        yield in_request.extra_block(id, extras[id])
-    yield block
-
-
 def _calls(sent: ConvertedRequest, message: Json, finish: str, extras: dict[str, Json]) -> list[Json]:
     """Returns the calls as blocks; one goes where the answer was cut in the middle of it.
 
@@ -177,13 +172,6 @@ def _calls(sent: ConvertedRequest, message: Json, finish: str, extras: dict[str,
             extras[id] = extra
         blocks.append({"type": "tool_use", "id": id, "name": names.get(name, name), "input": arguments})
     return blocks
-
-
-def _count_characters(blocks: list[Json]) -> int:
-    """Returns how many characters the words and arguments of these blocks have."""
-    words = (block.get("text") or block.get("thinking") or "" for block in blocks)
-    inputs = (orjson.dumps(block["input"]) for block in blocks if "input" in block)
-    return sum(map(len, words)) + sum(map(len, inputs))
 
 
 def _put_in(blocks: list[Json], thought: str, details: list[Json]) -> None:
@@ -284,7 +272,7 @@ class ToolUse(MessageBlock):
         "is_empty",
         "is_waiting",
         "name",
-    )  # fmt: skip
+    )
 
     def __init__(self, index: int, id: str) -> None:
         """`index` is its provider's; `id` is for a call that comes without one."""
@@ -607,9 +595,8 @@ class ChatAsMessages(ChatStreamReader):
         value = delta[name]
         if type(value) is str:
             return block.more(value) if value and _QUICK.get(name) is block.kind and not block.is_signed else None
-        return (
-            self._more_of_call(value[0]) if name == "tool_calls" and type(value) is list and len(value) == 1 else None
-        )
+        is_of_call = name == "tool_calls" and type(value) is list and len(value) == 1
+        return self._more_of_call(value[0]) if is_of_call else None
 
     def _more_of_call(self, piece: Any) -> bytes | None:
         if type(piece) is not dict or piece.get("id"):
@@ -703,13 +690,12 @@ class ChatAsMessages(ChatStreamReader):
         reported = self.reported
         unsaid = ("service_tier",) if reported is not None and reported.input else ("service_tier", *INPUTS)
         usage = message_usage(filled(reported, estimate))
-        made.append(
-            event("message_delta", delta=why, usage={name: usage[name] for name in usage if name not in unsaid})
-        )
+        usage = {name: count for name, count in usage.items() if name not in unsaid}
+        made.append(event("message_delta", delta=why, usage=usage))
         made.append(event("message_stop"))
 
     def _fail(self, error: Json) -> bytes:
-        """Tells what the provider has reported; nothing follows.
+        """Writes the error that the provider has reported; nothing follows.
 
         Before any output it is not for the caller yet: whoever looks for another target reads all that the provider said.
         """
@@ -721,7 +707,7 @@ class ChatAsMessages(ChatStreamReader):
 
 
 def _thought_alone(delta: Json) -> str:
-    """Returns the words of a piece that tells them twice, plainly and as a detail of reasoning that says no more."""
+    """Returns the words of a piece that has them twice, plainly and as a detail of reasoning with nothing besides."""
     text, details = delta.get("reasoning_content"), delta.get("reasoning_details")
     if type(text) is not str or type(details) is not list or len(details) != 1 or type(details[0]) is not dict:
         return ""

@@ -6,7 +6,7 @@ At the end what of a chat completion Messages cannot say, field by field, with t
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
@@ -186,15 +186,8 @@ _PLACE: Final = ("city", "region", "country", "timezone")
 _NOT_DEFINED: Final = "calls in the conversation need a tool of their name: it is told without a description"
 
 
-class ToolDeclarations(NamedTuple):
-    """Fields of a Messages request, and what was lost on the way to them."""
-
-    fields: Json
-    gaps: list[Gap]
-
-
-def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) -> ToolDeclarations:
-    """Returns `tools` and `tool_choice`. Raises nothing: what makes no sense is left out."""
+def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) -> tuple[Json, list[Gap]]:
+    """Returns `tools` and `tool_choice`, and what they lose. Raises nothing: what makes no sense is left out."""
     gaps: list[Gap] = []
     choice = body.get("tool_choice", body.get("function_call"))
     given = functions_in(body, gaps)
@@ -218,7 +211,7 @@ def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) 
             gaps.append(Gap("tool_choice", How.REFUSED, NO_SEARCH.why))
         elif chosen is not None and chosen["type"] in ("any", "tool"):
             gaps.append(Gap("tool_choice", How.DROPPED, "there are no tools to choose from"))
-        return ToolDeclarations({}, gaps)
+        return {}, gaps
     is_forced = chosen is not None and chosen["type"] in ("any", "tool")
     if is_forced and (thinks_by_budget or not facts.model.forced_tools):
         why = "the model cannot be made to call a tool" + (" while it thinks" if facts.model.forced_tools else "")
@@ -226,7 +219,7 @@ def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) 
         chosen = {"type": "auto"}
     if body.get("parallel_tool_calls") is False and (chosen is None or chosen["type"] != "none"):
         chosen = {**(chosen or {"type": "auto"}), "disable_parallel_tool_use": True}
-    return ToolDeclarations({"tools": tools} | ({"tool_choice": chosen} if chosen else {}), gaps)
+    return {"tools": tools} | ({"tool_choice": chosen} if chosen else {}), gaps
 
 
 def is_filtered(body: Json) -> bool:
@@ -398,7 +391,9 @@ def gaps_of_messages(
     `looks`: the messages' outline, where it was made.
     """
     found: list[Gap] = []
-    marks, looks = _marks_of_tools(body), looks or outline(body.get("messages"))
+    looks = looks or outline(body.get("messages"))
+    tools = objects(body.get("tools"))
+    marks = sum(1 for tool in tools if (mark_of(tool) or mark_of(object_of(tool.get("function")))) is not None)
     for number, message in looks.notable:
         role = message.get("role")
         content = message.get("content")
@@ -472,11 +467,6 @@ def _mark(given: Json, found: list[Gap]) -> int:
     if mark is not None and mark is not given.get("cache_control"):
         found.append(Gap("messages.prompt_cache_breakpoint", How.APPROXIMATED, "the target keeps it for an hour"))
     return mark is not None
-
-
-def _marks_of_tools(body: Json) -> int:
-    tools = objects(body.get("tools"))
-    return sum(1 for tool in tools if (mark_of(tool) or mark_of(object_of(tool.get("function")))) is not None)
 
 
 def _read_file(file: Json, found: list[Gap]) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic.out_parts import (
-    ToolDeclarations,
     blocks_of,
     bound_marks,
     has_mark,
@@ -72,9 +71,9 @@ class ChatOptions:
         self._sample()
         self._form()
         thinks_by_budget = object_of(self.fields.get("thinking")).get("type") == "enabled"
-        tools: ToolDeclarations = tools_and_choice(body, facts, thinks_by_budget=thinks_by_budget)
-        self.fields |= tools.fields
-        self.gaps += tools.gaps
+        tools, gaps = tools_and_choice(body, facts, thinks_by_budget=thinks_by_budget)
+        self.fields |= tools
+        self.gaps += gaps
         self._address()
 
     @property

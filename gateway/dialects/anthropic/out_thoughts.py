@@ -208,7 +208,8 @@ def thought_blocks(message: Json) -> list[tuple[int | None, Json]]:
     ]
     if found:
         return sorted(found, key=lambda placed: -1 if placed[0] is None else placed[0])
-    blocks = map(_own_block, objects(message.get("thinking_blocks")))
+    given = objects(message.get("thinking_blocks"))
+    blocks = [_signed_block(one, "redacted_thinking", "thinking", "thinking") for one in given]
     return [(None, block) for block in blocks if block is not None]
 
 
@@ -247,7 +248,8 @@ def _whole_details(details: Any) -> Iterator[Json]:
     """Yields details, the pieces of which a client may have left apart."""
     whole: Json | None = None
     for detail in objects(details):
-        if whole is not None and _is_piece(whole, detail):
+        is_of_one = whole is not None and type(whole.get("index")) is int and whole["index"] == detail.get("index")
+        if whole is not None and is_of_one and whole.get("type") == detail.get("type") == _TEXT:
             whole["text"] = text_of(whole.get("text")) + text_of(detail.get("text"))
             whole |= {name: detail[name] for name in ("signature", "format") if detail.get(name)}
             continue
@@ -258,32 +260,18 @@ def _whole_details(details: Any) -> Iterator[Json]:
         yield whole
 
 
-def _is_piece(whole: Json, detail: Json) -> bool:
-    is_of_one = type(whole.get("index")) is int and whole["index"] == detail.get("index")
-    return is_of_one and whole.get("type") == detail.get("type") == _TEXT
-
-
 def _block_of(detail: Json) -> Json | None:
+    """Returns a detail as the block that it was; None: another provider's, or nobody signed it."""
     if not text_of(detail.get("format")).startswith(FORMAT):  # clients may have put the same word together
         return None
-    if detail.get("type") == _ENCRYPTED:
-        return _redacted(detail)
-    return _thinking(detail, "text") if detail.get("type") == _TEXT else None
+    return _signed_block(detail, _ENCRYPTED, _TEXT, "text")
 
 
-def _own_block(block: Json) -> Json | None:
-    if block.get("type") == "redacted_thinking":
-        return _redacted(block)
-    return _thinking(block, "thinking") if block.get("type") == "thinking" else None
-
-
-def _redacted(given: Json) -> Json | None:
-    data = given.get("data")
-    return {"type": "redacted_thinking", "data": data} if isinstance(data, str) and data else None
-
-
-def _thinking(given: Json, name: str) -> Json | None:
-    signature = given.get("signature")
-    if not isinstance(signature, str) or not signature:
-        return None
-    return {"type": "thinking", "thinking": text_of(given.get(name)), "signature": signature}
+def _signed_block(given: Json, encrypted: str, plain: str, words: str) -> Json | None:
+    """Returns a block of thoughts made of what is of these types, and has its words in this field; None: nobody signed it."""
+    data, signature = given.get("data"), given.get("signature")
+    if given.get("type") == encrypted and isinstance(data, str) and data:
+        return {"type": "redacted_thinking", "data": data}
+    if given.get("type") == plain and isinstance(signature, str) and signature:
+        return {"type": "thinking", "thinking": text_of(given.get(words)), "signature": signature}
+    return None

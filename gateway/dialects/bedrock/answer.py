@@ -16,15 +16,7 @@ from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import read_usage, tier_named
 from gateway.core.types import Usage
 from gateway.dialects.anthropic.out_thoughts import FORMAT
-from gateway.dialects.base import (
-    ConvertedRequest,
-    Json,
-    MalformedAnswer,
-    finish_fields,
-    object_of,
-    objects,
-    text_of,
-)
+from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, finish_fields, object_of, objects, text_of
 from gateway.dialects.bedrock.options import ContentRecorder, keep_content
 from gateway.dialects.chat_writer import NO_ARGUMENTS, ChatStreamWriter, OpenTool, chat_head
 from gateway.dialects.schema_tools.tools import with_own_name

@@ -14,11 +14,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.openai.json_edit import is_too_deep
-from gateway.core.openai.sse import (
-    error_json,
-    first_error,
-    json_object,
-)
+from gateway.core.openai.sse import error_json, first_error, json_object
 from gateway.core.types import Gap, How, Usage
 from gateway.dialects.base import (
     ENDED_WELL,

@@ -7,7 +7,7 @@ the request and the report of its gaps cannot differ. No option raises: a value 
 from __future__ import annotations
 
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import unquote
 
 import orjson
@@ -259,15 +259,8 @@ def _without_constant(schema: Json) -> Json:
 _MODES: Final = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
 
 
-class ToolFields(NamedTuple):
-    """The tool fields of a generateContent request, and what the translation lost."""
-
-    fields: Json
-    gaps: list[Gap]
-
-
-def tools_and_choice(body: Json) -> ToolFields:
-    """Returns `tools` and `toolConfig`. Raises nothing: what makes no sense is left out."""
+def tools_and_choice(body: Json) -> tuple[Json, list[Gap]]:
+    """Returns `tools` and `toolConfig`, and what they lose. Raises nothing: what makes no sense is left out."""
     gaps: list[Gap] = []
     given = functions_in(body, gaps)
     is_odd = has_odd_words(given)
@@ -282,7 +275,7 @@ def tools_and_choice(body: Json) -> ToolFields:
             gaps.append(Gap("tool_choice", How.REFUSED, "the target cannot be made to search"))
         elif choice.get("mode") == "ANY":
             gaps.append(Gap("tool_choice", How.DROPPED, "there are no tools to choose from"))
-        return ToolFields({"tools": search} if search else {}, gaps)
+        return ({"tools": search} if search else {}), gaps
     strict = [bool(function_of(tool).get("strict")) for tool in given]
     if any(strict) and choice.get("mode", "AUTO") == "AUTO":
         if all(strict):
@@ -290,7 +283,7 @@ def tools_and_choice(body: Json) -> ToolFields:
         else:
             gaps.append(Gap("tools.strict", How.DROPPED, "all tools are held to their schemas, or none"))
     fields: Json = {"tools": [{"functionDeclarations": declared}]}
-    return ToolFields(fields | ({"toolConfig": {"functionCallingConfig": choice}} if choice else {}), gaps)
+    return fields | ({"toolConfig": {"functionCallingConfig": choice}} if choice else {}), gaps
 
 
 def has_tools(body: Json) -> bool:
@@ -384,9 +377,9 @@ class GenerateOptions:
             else:
                 self._config["logprobs"] = value
         self._take_googles()
-        tools = tools_and_choice(body)
-        self.gaps += tools.gaps
-        self.fields: Json = tools.fields | self._googles
+        fields, gaps = tools_and_choice(body)
+        self.gaps += gaps
+        self.fields: Json = fields | self._googles
         if self._config:
             self.fields["generationConfig"] = self._config
         self._address()
