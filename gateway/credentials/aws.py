@@ -85,7 +85,6 @@ def shared_files(environ: Mapping[str, str]) -> SharedFiles:
 
 
 def profile_name(environ: Mapping[str, str]) -> str:
-    """Returns the profile that the environment chooses."""
     return environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
 
 
@@ -467,7 +466,6 @@ class AwsSource:
 
 
 def _unusable(profile: Profile) -> CredentialMissing:
-    """Returns why a profile gives no credential."""
     means = next((name for name in CANNOT if name in profile.fields), None)
     if means is not None:
         return CredentialMissing(

@@ -342,7 +342,6 @@ def _instant(headers: RawHeaders) -> float:
 
 
 def _is_amazons(name: bytes) -> bool:
-    """Tells whether a header has to be signed."""
     return name.startswith(b"x-amz-")
 
 
@@ -374,7 +373,6 @@ class CredentialSources:
         return found[0]
 
     def _mint_of(self, auth: CloudAuth, client: CredentialClient) -> Callable[[], Awaitable[Minted]]:
-        """Returns what fetches the credential."""
         if auth.cloud == "google":
             from gateway.credentials.google import GoogleSource  # nobody loads what he does not use
 

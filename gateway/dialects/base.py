@@ -362,7 +362,7 @@ class ThroughChat:
         hub = _hub_of(facts)
         try:
             between = self._first.request(body, hub, 0.0, str)
-        except InvalidRequest:  # the caller hears of it where the call is converted, by the place that is wrong
+        except InvalidRequest:  # it is raised again where the call is converted, with the place that is wrong
             return self._first.gaps(body, hub)
         return once([*lost_in(between, self._first, hub), *self._second.gaps(between.body, facts)])
 

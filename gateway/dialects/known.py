@@ -176,7 +176,6 @@ class ListPage(NamedTuple):
 
 
 def first_page(dialect: str) -> bytes:
-    """Returns the query of a list's first page."""
     return urlencode({"limit" if dialect == "anthropic" else "pageSize": _A_PAGE}).encode()
 
 

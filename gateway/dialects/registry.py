@@ -236,12 +236,12 @@ def refuse(gaps: Sequence[Gap], *, refuses_loss: bool) -> None:
 
 def _with_envelope(given: bytes, request: Json, made: Json) -> bytes:
     """Returns the caller's bytes with the top-level fields that were left out, set or added."""
-    for name in request.keys() - made.keys():
+    for name in request.keys() - made.keys():  # left out
         given = remove_fields(given, find_fields(given, name))
     for name, value in made.items():
         if name not in request:
             given = insert_field(given, name, orjson.dumps(value))
-        elif value is not request[name]:
+        elif value is not request[name]:  # the same object: it is as the caller wrote it, and so are its bytes
             fields = find_fields(given, name)
             given = replace_field(remove_fields(given, fields[:-1]), name, orjson.dumps(value))
     return given
@@ -392,6 +392,7 @@ def pairs_for(speaks: frozenset[str] | None) -> Mapping[str, Pair]:
     if speaks is None:
         return {language: pair_of(language, "chat") for language in ("messages", "generate")}
     found = {}
+    # Google's targets take Gemini's language as it is, at paths of their own: it needs no pair there.
     unspoken = PATHS.keys() - speaks - ({"generate"} if own_place(speaks) else set())
     for language in unspoken:
         target_language = next((one for one in sorted(speaks) if (language, one) in _DIRECT), None)

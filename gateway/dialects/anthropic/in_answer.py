@@ -308,7 +308,6 @@ class ToolUse(MessageBlock):
             self.held_characters += len(text)
 
     def release(self) -> str:
-        """Returns what was held."""
         text = "".join(self._held)
         self._held.clear()
         self.held_characters = 0
@@ -652,7 +651,6 @@ class ChatAsMessages(ChatStreamReader):
             self._piece(made, piece)
 
     def _piece(self, made: list[bytes], piece: Json) -> None:
-        """Takes a piece of a call."""
         call = self._call_of(piece)
         named = named_in(piece)
         if not call.id and (id := text_of(piece.get("id"))) and id not in self._ids:

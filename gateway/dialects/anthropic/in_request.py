@@ -384,7 +384,6 @@ def with_later_system(messages: Any, *, is_taken: bool) -> tuple[Any, list[Gap]]
 
 
 def _calls(message: Any) -> bool:
-    """Returns whether tools are called in a turn."""
     turn = object_of(message)
     blocks = objects(turn.get("content")) if turn.get("role") == "assistant" else ()
     return any(one.get("type") == "tool_use" for one in blocks)

@@ -222,7 +222,6 @@ class MessagesAsChat(ConvertingReader):
         return self._out.begin(head(self._sent, message, "chat.completion.chunk"))
 
     def _grow(self, place: Any, delta: Json) -> bytes:
-        """Tells more of a block."""
         kind = delta.get("type")
         if kind == "text_delta":
             text = delta.get("text")

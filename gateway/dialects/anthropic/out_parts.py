@@ -418,7 +418,6 @@ def gaps_of_messages(
 
 
 def _read_answer(message: Json, found: list[Gap], *, is_recalled: bool) -> None:
-    """Looks at a turn of the model's."""
     if message.get("audio"):
         found.append(Gap("messages.audio", How.REFUSED, "the target does not hear what it said"))
     if message.get("refusal"):

@@ -128,12 +128,10 @@ class TurnRecorder:
             self._lose()
 
     def sign(self, place: Any, signature: str) -> None:
-        """Takes the signature of a thought."""
         if signature and type(place) is int:
             self._signatures[place] = signature
 
     def cite(self, place: Any, citation: Json) -> None:
-        """Takes a citation of a text."""
         if type(place) is not int or place not in self._blocks:
             return
         self._citations.setdefault(place, []).append(citation)

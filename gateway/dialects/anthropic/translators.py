@@ -274,7 +274,6 @@ class ChatAtVertex(ChatOverMessages):
 
 
 def _with_pictures(body: Json, found: Sequence[Gap]) -> Sequence[Gap]:
-    """Returns the gaps with that of pictures that lie elsewhere."""
     for message in objects(body.get("messages")):
         for part in objects(message.get("content")):
             if part.get("type") == "image_url" and (picture_url(part) or "").startswith(URLS):

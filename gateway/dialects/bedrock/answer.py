@@ -373,7 +373,6 @@ class ConverseAsChat:
         return b"" if self._out.head else self._out.begin(chat_head(self._sent, "chat.completion.chunk"))
 
     def _grow(self, place: int, delta: Json) -> bytes:
-        """Tells more of a block."""
         text = delta.get("text")
         if type(text) is str:
             if not text:

@@ -388,7 +388,6 @@ def takes_thoughts_back(facts: ServerFacts) -> bool:
 
 
 def has_calls(body: Json) -> bool:
-    """Returns whether tools were called in the conversation."""
     messages = objects(body.get("messages"))
     return any(
         one.get("role") == "assistant" and (one.get("tool_calls") or one.get("function_call")) for one in messages
@@ -465,7 +464,6 @@ class ContentRecorder:
         self._opened: set[int] = set()
 
     def call(self, place: int, use: Json) -> None:
-        """Takes a call that begins."""
         self._open(place, {"type": "tool_use", "id": use.get("toolUseId"), "name": use.get("name")})
 
     def other(self, place: int) -> None:
@@ -473,24 +471,20 @@ class ContentRecorder:
         self._open(place, {"type": ""})
 
     def append(self, place: int, text: str) -> None:
-        """Takes more of a block's words."""
         if place not in self._opened:
             self._open(place, {"type": "text"})
         self._turn.grow(place, text)
 
     def argue(self, place: int, text: str) -> None:
-        """Takes more of a call's arguments."""
         self._turn.grow(place, text)
 
     def think(self, place: int, text: str, signature: str) -> None:
-        """Takes more of a thought."""
         if place not in self._opened:
             self._open(place, {"type": "thinking"})
         self._turn.grow(place, text)
         self._turn.sign(place, signature)
 
     def hide(self, place: int, data: Any) -> None:
-        """Takes encrypted thoughts."""
         self._open(place, {"type": "redacted_thinking", "data": data})
 
     def keep(self, memory: TurnMemory) -> None:

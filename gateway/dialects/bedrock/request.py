@@ -115,7 +115,6 @@ class _ConverseTurns:
 
     @property
     def has_points(self) -> bool:
-        """Returns whether anything is marked for the cache."""
         return self._blocks.has_points
 
     def take(self, turn: Turn) -> None:

@@ -171,7 +171,6 @@ def generated(sent: ConvertedRequest, body: Json) -> Json:
 
 
 def head(sent: ConvertedRequest, body: Json) -> Json:
-    """Returns what every piece of an answer repeats."""
     model = text_of(body.get("model")) or text_of(sent.source.get("model"))
     return {"modelVersion": model, "responseId": sent.id}
 
@@ -218,7 +217,6 @@ def part_of_call(sent: ConvertedRequest, place: int, name: str, text: str, call:
 
 
 def end_of(choice: Json, *, refusal: str = "") -> Json:
-    """Returns why a candidate ended."""
     finish = finish_in(choice)
     reason = FINISH.get(finish) or ("SAFETY" if refusal else "STOP")
     if finish not in (*FINISH, *ENDED_WELL):
@@ -232,7 +230,6 @@ def is_cut(choice: Json) -> bool:
 
 
 def logprobs_of(choice: Json) -> Json:
-    """Returns the probabilities of a choice's tokens, if it tells any."""
     tokens = objects(object_of(choice.get("logprobs")).get("content"))
     if not tokens:
         return {}
@@ -255,7 +252,6 @@ def pictures_of(message: Json) -> list[Json]:
 
 
 def citations_of(message: Json) -> Json:
-    """Returns the places that an answer cites, if it does."""
     cited = [object_of(one.get("url_citation")) for one in objects(message.get("annotations"))]
     sources = [
         {name: one[ours] for name, ours in _CITED if one.get(ours) is not None}

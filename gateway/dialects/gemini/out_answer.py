@@ -60,7 +60,6 @@ class SignatureRecorder:
         self._size = 0
 
     def add_text(self, text: str) -> None:
-        """Takes words."""
         self._size += len(text)
         if self._size <= MOST_TURN_BYTES:
             self._words.append(text)
@@ -111,7 +110,6 @@ class Words:
         """How many more bytes than characters there are before each of these."""
 
     def add(self, text: str) -> None:
-        """Takes more words."""
         if text.isascii():
             self._bytes += len(text)
             return
@@ -181,7 +179,6 @@ _TEXT: Final = "reasoning.text"
 
 
 def format_of(issuer: str) -> str:
-    """Returns the `format` of an issuer's details."""
     return FORMATS.get(issuer, FORMATS[_GEMINI])
 
 
@@ -191,7 +188,6 @@ def detail_of_signature(signature: str, issuer: str, index: int) -> Json:
 
 
 def extra_of_call(signature: str, issuer: str) -> Json:
-    """Returns what a call has as its `extra_content`."""
     google = {"thought_signature": signature}
     return {"google": google if issuer != "vertex" else google | {"issuer": issuer}}
 
@@ -328,7 +324,6 @@ class Candidate:
         return made
 
     def remember(self) -> None:
-        """Remembers what the turn was signed with, now that it has come to its end."""
         if self.recorder is not None and self._sent.memory is not None:
             self.recorder.keep(self._sent.memory)
 
@@ -568,7 +563,6 @@ class GenerateAsChat(ConvertingReader):
         return b"".join([self._read_candidate(one, place) for place, one in enumerate(objects(candidates))])
 
     def _read_candidate(self, source: Json, place: int) -> bytes:
-        """Returns what is new of a candidate."""
         if self._is_over:  # another one has failed
             return b""
         index = source.get("index", place)

@@ -287,7 +287,6 @@ def tools_and_choice(body: Json) -> tuple[Json, list[Gap]]:
 
 
 def has_tools(body: Json) -> bool:
-    """Returns whether a request defines tools."""
     return bool(body.get("tools") or body.get("functions"))
 
 

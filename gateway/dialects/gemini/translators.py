@@ -73,7 +73,6 @@ def gaps_at_top(body: Json) -> list[Gap]:
 
 
 def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
-    """Returns the gaps among a chat completion's messages."""
     found: list[Gap] = []
     looks = outline(body.get("messages"))
     if looks.has_later_system:
@@ -97,7 +96,6 @@ def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
 
 
 def _read_answer(message: Json, facts: ServerFacts, found: list[Gap]) -> None:
-    """Looks at a turn of the model's."""
     if message.get("audio"):
         found.append(Gap("messages.audio", How.REFUSED, "the target does not hear what it said"))
     if message.get("images"):
@@ -122,7 +120,6 @@ def _read_answer(message: Json, facts: ServerFacts, found: list[Gap]) -> None:
 
 
 def _read_parts(parts: list[object], role: object, facts: ServerFacts, found: list[Gap]) -> None:
-    """Looks at a message's parts."""
     for part in parts:
         if not isinstance(part, dict):
             continue

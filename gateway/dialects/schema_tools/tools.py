@@ -84,7 +84,6 @@ def with_allowed_names(body: Json, form: NameForm) -> tuple[Json, Mapping[str, s
 
 
 def gaps_of_names(body: Json, form: NameForm) -> list[Gap]:
-    """Returns what is lost of the names of a chat completion's tools."""
     fullmatch = form.allowed.fullmatch
     for tool in (*objects(body.get("tools")), *objects(body.get("functions"))):
         name = _name_of(tool)
