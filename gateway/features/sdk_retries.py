@@ -90,9 +90,8 @@ class Running:
                 timer.cancel()
             if self._ends.pop(id(original), None) is not None:  # it goes on, and may be followed again
                 bucket[id(original)] = original
-                if (
-                    original.left and not original.followers and original.server is not None
-                ):  # nobody waits for it any more
+                # Its own client has left, and this was the last call that waited for its answer.
+                if original.left and not original.followers and original.server is not None:
                     original.server.cancel(CLIENT_GONE)
 
 

@@ -374,9 +374,8 @@ class OutputSchema:
         import jsonschema_rs  # an extra, which is loaded by now
 
         try:
-            self._validator.validate(
-                value
-            )  # `iter_errors` makes all errors at once, each with a copy of what it is about
+            # Not `iter_errors`: that makes all errors at once, each with a copy of what it is about.
+            self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
             return error.kind.name, self._path(error.instance_path)
         except ValueError:  # nested deeper than the library goes

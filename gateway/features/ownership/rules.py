@@ -1,4 +1,7 @@
-"""The owners of a provider's objects where tenants share its account: what the config declares, and what a body names."""
+"""The owners of a provider's objects where tenants share its account: what the config declares, and which ids a body names.
+
+First the rules, then the ids in JSON, item references among them, and last those of any body: forms, and lines of batch files.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,33 @@ import orjson
 from gateway.core.errors import BodyTooComplex, InvalidRequest
 from gateway.core.openai.bodies import MultipartError, Part, boundary_of, parts_in_steps
 from gateway.core.openai.json_edit import piece_at
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRules:
+    """The rules of a policy under which several tenants share accounts; other policies have none."""
+
+    scopes: Mapping[str, bytes]
+    """The scope of ids, by provider. Providers at one address have the same."""
+    is_open: bool = False
+    """All objects are open to every tenant."""
+    ids: frozenset[str] = frozenset()
+    """The ids of objects that are open to every tenant."""
+    prefixes: tuple[str, ...] = ()
+    """The prefixes of ids of objects that are open to every tenant."""
+    tenants: frozenset[str] = field(default=frozenset())
+    """The tenants of the config; calls may name further ones below `named`."""
+    named: frozenset[str] = frozenset()
+    """The tenants whose keys name others, with `/` between."""
+
+    def is_everybodys(self, id: str) -> bool:
+        """Returns whether the config has opened the object to every tenant."""
+        return id in self.ids or (bool(self.prefixes) and id.startswith(self.prefixes))
+
+    def knows(self, tenant: str) -> bool:
+        """Returns whether calls may come from this tenant."""
+        return tenant in self.tenants or any(tenant.startswith(f"{one}/") for one in self.named)
+
 
 # Finds the ids of a provider's objects in a JSON body: where the provider's API reads them, and nowhere else.
 #
@@ -402,29 +432,3 @@ def _in_lines(text: bytes) -> Iterator[NamedId | None]:
             yield None
         if json_may_name(line) or b'"id"' in line.lower():
             yield from ids_in_line(line)
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectRules:
-    """The rules of a policy under which several tenants share accounts; other policies have none."""
-
-    scopes: Mapping[str, bytes]
-    """The scope of ids, by provider. Providers at one address have the same."""
-    is_open: bool = False
-    """All objects are open to every tenant."""
-    ids: frozenset[str] = frozenset()
-    """The ids of objects that are open to every tenant."""
-    prefixes: tuple[str, ...] = ()
-    """The prefixes of ids of objects that are open to every tenant."""
-    tenants: frozenset[str] = field(default=frozenset())
-    """The tenants of the config; calls may name further ones below `named`."""
-    named: frozenset[str] = frozenset()
-    """The tenants whose keys name others, with `/` between."""
-
-    def is_everybodys(self, id: str) -> bool:
-        """Returns whether the config has opened the object to every tenant."""
-        return id in self.ids or (bool(self.prefixes) and id.startswith(self.prefixes))
-
-    def knows(self, tenant: str) -> bool:
-        """Returns whether calls may come from this tenant."""
-        return tenant in self.tenants or any(tenant.startswith(f"{one}/") for one in self.named)

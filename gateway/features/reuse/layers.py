@@ -4,7 +4,8 @@
     exact     a stored answer to an equal request; one past its time is set aside, in case the provider fails
     semantic  a stored answer to a question that means the same
 
-And, in `keep`, what each layer stores of a new answer. It must not know how calls share an answer that is in the making.
+And, in `keep`, what each layer stores of a new answer. In order: the plan of a call, claims, the layers, and stored entries as
+replies. It must not know how calls share an answer that is in the making.
 Invariants: nothing incomplete is stored; a store in trouble makes calls dearer, and never fails one.
 """
 

@@ -68,6 +68,7 @@ class Replays:
                 joined = await self.single_flight.join(call, shared)
                 if joined is not None:
                     return joined
+                # None: its leader failed for a reason of its own, so this call looks again, and may lead then.
         except GatewayError as error:  # a cancelled call is settled by `join`
             self._accounts.settle_failed(call, error)
             raise
@@ -146,9 +147,9 @@ class Replays:
         while plan.flight and plan.flight not in own.keys:
             shared = self._shared(call, plan) or leader
             if shared is None or not shared.takes_readers or shared.error is not None:
-                self._offer(own, plan)
+                self._offer(own, plan)  # nobody else is asking, so the provider is, and equal calls may join
                 break
-            leader = None
+            leader = None  # the one that was there when this call came in is tried at most once
             reply = await self.single_flight.join(call, shared)
             if reply is not None:
                 return reply

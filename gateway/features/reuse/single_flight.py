@@ -148,22 +148,9 @@ class SharedAnswer:
     """The answer of the leader `call`, shared with other readers. `task` is set by the code that starts it."""
 
     __slots__ = (
-        "_chunks",
-        "_dropped",
-        "_producer_waiter",
-        "_readers",
-        "_room",
-        "_size",
-        "call",
-        "error",
-        "fingerprint",
-        "goes_on",
-        "is_abandoned",
-        "is_ended",
-        "keys",
-        "reply",
-        "task",
-    )
+        "_chunks", "_dropped", "_producer_waiter", "_readers", "_room", "_size", "call", "error", "fingerprint",
+        "goes_on", "is_abandoned", "is_ended", "keys", "reply", "task",
+    )  # fmt: skip
 
     def __init__(self, call: Call, room: int, *, goes_on: bool = False) -> None:
         """`room` is the number of bytes of a stream that the answer may buffer; `goes_on`: also when nobody reads it."""
@@ -248,8 +235,8 @@ class SharedAnswer:
                 return
             ahead = self._dropped + len(self._chunks)
             if any(reader.at == ahead for reader in self._readers):
-                self._cut(slowest)
-            else:
+                self._cut(slowest)  # a reader that has everything must not wait for one that is far behind
+            else:  # all are behind: the producer waits until one of them has taken a piece
                 self._producer_waiter = asyncio.get_running_loop().create_future()
                 await self._producer_waiter
 

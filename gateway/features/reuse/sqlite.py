@@ -101,9 +101,8 @@ class SqliteAnswers:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def forgotten(count: int) -> None:
-            self._front.forget(
-                key=key, model=model, tenant=tenant
-            )  # a read of the file may have brought it back meanwhile
+            # A read of the file may have brought it back to memory meanwhile.
+            self._front.forget(key=key, model=model, tenant=tenant)
             if not future.done():
                 future.set_result(max(count, hot))
 

@@ -39,20 +39,9 @@ class TaskTally:
     """What calls of one task have added."""
 
     __slots__ = (
-        "at_ms",
-        "attempts",
-        "bad_attempts",
-        "bad_calls",
-        "cached",
-        "calls",
-        "cost",
-        "error_class",
-        "input_tokens",
-        "output_tokens",
-        "replayed",
-        "saved",
-        "wasted",
-    )
+        "at_ms", "attempts", "bad_attempts", "bad_calls", "cached", "calls", "cost", "error_class", "input_tokens",
+        "output_tokens", "replayed", "saved", "wasted",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.calls = self.bad_calls = self.attempts = self.bad_attempts = self.cached = 0
@@ -76,23 +65,9 @@ class ActiveRun:
     """One run of one tenant. `base` is what is known of it, without what is still `owed` and tallied."""
 
     __slots__ = (
-        "base",
-        "calls",
-        "first_ms",
-        "in_flight",
-        "is_durable",
-        "is_watched",
-        "last_ms",
-        "merging",
-        "outcome",
-        "owed",
-        "reserved",
-        "run",
-        "spent",
-        "tallies",
-        "tenant",
-        "workflow",
-    )
+        "base", "calls", "first_ms", "in_flight", "is_durable", "is_watched", "last_ms", "merging", "outcome", "owed",
+        "reserved", "run", "spent", "tallies", "tenant", "workflow",
+    )  # fmt: skip
 
     def __init__(self, tenant: str, run: str, base: RunRecord | None = None) -> None:
         self.tenant = tenant
@@ -158,9 +133,8 @@ class ActiveRun:
             spent += wasted
         self.spent += spent
         if part.reserved:
-            self.reserved = max(
-                0, self.reserved - part.reserved
-            )  # its run may have been forgotten, and be another one now
+            # Not below zero: the run that reserved it may have been forgotten, and this be another one of its name.
+            self.reserved = max(0, self.reserved - part.reserved)
             part.reserved = 0
         for attempt in call.attempts:
             tally.attempts += 1

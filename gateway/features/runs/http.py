@@ -1,4 +1,4 @@
-"""`/v1/runs`: a caller's own runs, and the word on what became of them."""
+"""`/v1/runs`: a caller's own runs, and the word on what became of them; then the operators' views, and how a run is shown."""
 
 from __future__ import annotations
 
@@ -213,8 +213,6 @@ def _only(found: Sequence[RunRecord], run: str) -> RunRecord:
 
 
 # Runs as they are shown: to callers, to operators, and many of them as one line.
-
-# Which part of which run a request is: read where any of its headers, its key or its body's `metadata` may say so.
 
 
 def show_run(record: RunRecord, outcome: RunOutcome, *, with_tasks: bool = True) -> dict[str, Any]:

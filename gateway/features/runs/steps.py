@@ -181,6 +181,7 @@ class StepCalls:
             if found.state in ("claimed", "done"):
                 claim.fence = found.fence
                 return await self.kept.find(call, ask, claim.record)  # by whom it was claimed until just now
+            # Another process runs it, and keeps the answer before it gives up its claim; if it has died, the lease ends.
             if self._clock.monotonic() >= call.deadline:
                 raise _running(ask)
             await self._clock.sleep(pause_s)

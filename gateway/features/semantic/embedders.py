@@ -1,4 +1,4 @@
-"""Embeddings from a model of the config: each is a call of its own through the gateway's pipeline.
+"""Embeddings from a model of the config, each a call of its own through the gateway's pipeline; and the opening of the cache.
 
 So its limits, breakers, money and metrics apply, on the account of the caller for whom it is made. It must not know what the
 embeddings are for. Invariants: the caller's credential goes to no provider that the caller's own call could not have

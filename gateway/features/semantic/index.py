@@ -263,9 +263,8 @@ class VectorIndex:
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         """Raises ImportError without numpy."""
-        os.environ.setdefault(
-            "OPENBLAS_NUM_THREADS", "1"
-        )  # read at the import: two threads on busy cores take 5x as long
+        # It is read at the import: two threads on busy cores take five times as long.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         try:
             self._np: Any = import_module("numpy")  # an extra, and slow to import
         except ImportError as error:

@@ -42,9 +42,8 @@ class LocalEmbedder:
 
     def __init__(self, folder: str | Path) -> None:
         """Raises ImportError without its packages, ValueError when the files are not a model of this kind."""
-        os.environ.setdefault(
-            "OPENBLAS_NUM_THREADS", "1"
-        )  # keep in step with features/semantic/index.py: whoever is first
+        # Keep in step with features/semantic/index.py: whoever is first imports numpy.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         self._np = _package("numpy")
         self._matrix, self._is_bfloat = _open_matrix(self._np, Path(folder) / MODEL)
         self._tokenizer = _open_tokenizer(_package("tokenizers"), Path(folder) / TOKENIZER)

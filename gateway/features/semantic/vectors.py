@@ -1,4 +1,4 @@
-"""Finds a question's vector, and the facts that the guards compare, once for each question.
+"""Partitions of rows, their sketches, and the questions: each question's vector, and the facts that the guards compare, once.
 
 A call waits as long as its rule allows; the embedding goes on and is remembered. It must not know partitions. Invariants: equal
 texts of one owner that are embedded at the same time share one embedding, and nothing is shared between owners; a model
