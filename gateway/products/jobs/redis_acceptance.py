@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -102,18 +103,10 @@ class RedisAcceptance:
         accepted: dict[int, Accepted] = {}
         for partition, numbers in groupby(sorted(range(len(jobs)), key=places.__getitem__), key=places.__getitem__):
             some = list(numbers)
-            answers = await self._accept_in(partition, [jobs[number] for number in some], sent_us)
+            ask = partial(self._accept, partition, [jobs[number] for number in some], sent_us)
+            answers = await self._partitions.retry_until_known(ask)
             accepted.update(zip(some, answers, strict=True))
         return [accepted[number] for number in range(len(jobs))]
-
-    async def _accept_in(self, partition: int, jobs: Sequence[NewJob], sent_us: int) -> list[Accepted]:
-        async def ask(is_again: bool) -> list[Accepted]:  # as `retry_until_known` calls it
-            mark = self._partitions.mark(partition)
-            accepted = await self._accept(partition, jobs, sent_us, mark, is_again=is_again)
-            await self._partitions.settle([mark])
-            return accepted
-
-        return await self._partitions.retry_until_known(ask)
 
     async def take_back(self, jobs: Sequence[Sent]) -> None:
         """Removes those that were taken all the same, unless somebody has met them since. Raises JobsUnavailable."""
@@ -133,10 +126,9 @@ class RedisAcceptance:
         for name in job_ids:
             self._refused.pop(name, None)
 
-    async def _accept(
-        self, partition: int, jobs: Sequence[NewJob], sent_us: int, mark: bytes | None, *, is_again: bool
-    ) -> list[Accepted]:
-        bounds = self._bounds
+    async def _accept(self, partition: int, jobs: Sequence[NewJob], sent_us: int, is_again: bool) -> list[Accepted]:
+        """Takes jobs of one partition by one script, and waits until they are safe; `is_again`: it may have run before."""
+        bounds, mark = self._bounds, self._partitions.mark(partition)
         rooms = (bounds.in_all - self._open_elsewhere(partition), bounds.per_tenant)
         arguments = [argument for new in jobs for argument in records.new_arguments(new)]
         reply = await self._partitions.run(ACCEPT, partition, *rooms, sent_us, int(is_again), *arguments, mark=mark)
@@ -147,7 +139,9 @@ class RedisAcceptance:
                 raise refusal
         if not reply[2]:
             raise JobsUnavailable("Jobs cannot be kept now: these were taken back a moment ago. Send them again.")
-        return [_accepted(row, new, is_again=is_again) for row, new in zip(reply[2], jobs, strict=True)]
+        accepted = [_accepted(row, new, is_again=is_again) for row, new in zip(reply[2], jobs, strict=True)]
+        await self._partitions.settle([mark])
+        return accepted
 
 
 def _accepted(row: Sequence[bytes], new: NewJob, *, is_again: bool) -> Accepted:
@@ -326,19 +320,16 @@ class JobPlaces:
         return sorted(results)
 
     async def _search(self, job_id: str, tenant: str | None, *fields: bytes) -> tuple[int, Sequence[Any]] | None:
-        for partition in self._likely(job_id, tenant):
+        if tenant:
+            likely = [self._partitions.of_tenant(tenant)]
+        else:  # all of them, that in which it was met before the others
+            likely = sorted(range(self._partitions.number), key=lambda partition: partition != self._known.get(job_id))
+        for partition in likely:
             row = await self._partitions.command(b"HMGET", self._partitions.key(partition, f"j:{job_id}"), *fields)
             if row[0] is not None and tenant in (None, records.tenant_of(row[0])):
                 self.learn(job_id, partition)
                 return partition, row
         return None
-
-    def _likely(self, job_id: str, tenant: str | None) -> Sequence[int]:
-        if tenant:
-            return [self._partitions.of_tenant(tenant)]
-        known = self._known.get(job_id)
-        rest = [partition for partition in range(self._partitions.number) if partition != known]
-        return rest if known is None else [known, *rest]
 
 
 class _Listed(NamedTuple):
@@ -487,7 +478,7 @@ class RedisWrites:
         """Tells whether claims hold, and what was asked of their jobs."""
         results = []
         for work in works:
-            results.append(await self._steps.write("look", work, _as_it_was, lambda _: False))
+            results.append(await self._steps.write("look", work, lambda *_: None, lambda _: False))
         return results
 
     async def count_replay(
@@ -506,10 +497,6 @@ class RedisWrites:
             return await self._steps.write("replay", work, counted, lambda _: False)
         except LetterMoved:
             return None
-
-
-def _as_it_was(_pieces: PieceMachine, _kept: WholeJob, _now: float, _effects: StepEffects) -> None:
-    """Changes nothing."""
 
 
 # Claims whose caller may leave: its pieces are given back at once, uncounted.

@@ -185,6 +185,10 @@ def finalising(job: Job) -> Job:
 def ended(job: Job, end: JobEnd, now: float) -> Job:
     """Returns the job at its end."""
     marks = with_failure(job.marks, end.error) if end.error is not None and job.kind is not JobKind.BATCH else job.marks
+    about = job.about
+    if job.kind is JobKind.RESPONSE and STATUS in end.marks:
+        # a response that is kept no longer repeats what the caller wrote: that goes with it
+        about = {**about, ASKED: {**about.get(ASKED, {}), ECHO: {}}}
     return changed(
         job,
         state=end.state,
@@ -193,15 +197,8 @@ def ended(job: Job, end: JobEnd, now: float) -> Job:
         last_error=end.error or job.last_error,
         tally=end.tally or job.tally,
         marks={**marks, **end.marks},
-        about=_about_ended(job, end),
+        about=about,
     )
-
-
-def _about_ended(job: Job, end: JobEnd) -> Mapping[str, Any]:
-    """Returns what was asked; of a response that is kept it no longer repeats what the caller wrote: that goes with it."""
-    if job.kind is not JobKind.RESPONSE or STATUS not in end.marks:
-        return job.about
-    return {**job.about, ASKED: {**job.about.get(ASKED, {}), ECHO: {}}}
 
 
 def counted(tally: Tally, results: Sequence[LineResult]) -> Tally:
@@ -235,15 +232,13 @@ def is_chunk(job: Job, piece: int) -> bool:
 
 def waiting(job: Job, piece: int, ready_at: float, now: float) -> PieceState:
     """Returns the state of a piece that nobody has."""
-    if _is_withheld(job, piece):
+    if job.kind is JobKind.RUN:  # one that is to stop is looked at all the same: it ends its children
+        is_withheld = job.is_paused and job.ends_as is None
+    else:
+        is_withheld = piece != FINALISE and (job.is_paused or job.ends_as is not None)
+    if is_withheld:
         return "withheld"
     return "later" if ready_at > now else "ready"
-
-
-def _is_withheld(job: Job, piece: int) -> bool:
-    if job.kind is JobKind.RUN:
-        return job.is_paused and job.ends_as is None
-    return piece != FINALISE and (job.is_paused or job.ends_as is not None)
 
 
 def written(job: Job) -> WriteResult:

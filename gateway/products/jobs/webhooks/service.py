@@ -195,8 +195,12 @@ class Endpoints:
 
     def segments(self) -> Sequence[SegmentRules]:
         """Returns the segments of deliveries, with how many may run now: none of an endpoint that rests, or is off."""
-        now = self._monotonic()
-        return [self._segment(rules, now) for rules in self._webhooks().values()]
+        found, now = [], self._monotonic()
+        for rules in self._webhooks().values():
+            standing = self.standing(rules)
+            is_silent = standing.is_off or standing.rests_until > now
+            found.append(SegmentRules(rules.segment, concurrency=0 if is_silent else standing.most))
+        return found
 
     def turn(self, job: Job) -> DeliveryTurn | float:
         """Returns the right to send a delivery, or for how many seconds it is put off."""
@@ -221,11 +225,6 @@ class Endpoints:
         if known is None or known[0] != rules:
             known = self._standings[rules.name] = rules, EndpointHealth()
         return known[1]
-
-    def _segment(self, rules: WebhookRules, now: float) -> SegmentRules:
-        standing = self.standing(rules)
-        is_silent = standing.is_off or standing.rests_until > now
-        return SegmentRules(rules.segment, concurrency=0 if is_silent else standing.most)
 
     def _note(self, rules: WebhookRules, standing: EndpointHealth, attempt: AttemptResult, began_at: float) -> None:
         standing.note(attempt, began_at, self._monotonic())
