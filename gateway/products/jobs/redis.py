@@ -1,9 +1,9 @@
 """The store of jobs in the Redis that replicas share: jobs outlive every process, and replicas share the work.
 
-Each method is one script, or a look and a script; `lua/` has the hot steps, `RedisSteps` takes the others as
-the reference says. A claim is a lease: who does not renew it loses the piece to another replica, and whatever it still writes
-changes nothing. Unlike the other ports in Redis this one never pretends: where the Redis does not answer, every method raises
-JobsUnavailable.
+Each method is one script, or a look and a script; `lua/` has the hot steps, `RedisSteps` takes the others by
+`transitions.PieceMachine`. A claim is a lease: who does not renew it loses the piece to another replica, and whatever it
+still writes changes nothing. Unlike the other ports in Redis this one never pretends: where the Redis does not answer, every
+method raises JobsUnavailable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Claims of pieces in the file, and what time does to jobs: they become due, and their deadlines pass."""
+"""What is done to jobs in the file, in its thread: pieces that become ready and what follows from them, how jobs come in, and
+claims of pieces; and what time does to jobs: they become due, and their deadlines pass.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port of durable work: jobs and their pieces, implemented in `sqlite_store/` and `redis.py`.
+"""The port of durable work: jobs and their pieces, implemented in `sqlite_store.py` and `redis.py`.
 
 Unlike the store of answers, whose failures cost a cache hit, it says the truth or raises JobsUnavailable: what is accepted is
 durable, and what is not durable is not accepted. Every method that writes about claimed work is fenced.
