@@ -127,7 +127,7 @@ def absent_routes(policies: Policies) -> list[BaseRoute]:
 def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | None]:
     """Returns who calls: the key, the tenant, and the credential of the caller's own. Raises GatewayError.
 
-    A POST that is said to be a step is refused: it would be done anew each time, and who names steps relies on the contrary.
+    A POST that calls itself a step is refused: it would be done anew each time, and who names steps relies on the contrary.
     """
     index = request_head.index_headers(request.scope["headers"])
     if STEP in index and request.method == "POST":

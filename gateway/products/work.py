@@ -85,7 +85,7 @@ class JobWork:
         all others.
 
         `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
-        what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `tell_run` hears what
+        what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `tell_run` gets what
         becomes of runs of pipelines; what calls of runs came to is written by `write_behind`.
         """
         self._write_behind = write_behind

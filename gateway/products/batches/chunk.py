@@ -20,6 +20,7 @@ from gateway.core.errors import BudgetExceeded
 from gateway.products.batches.finish import write_chunk
 from gateway.products.batches.guards import (
     FAR_S,
+    WHY,
     Brakes,
     DeferredLines,
     ErrorPause,
@@ -27,14 +28,13 @@ from gateway.products.batches.guards import (
     LineCalls,
     MissingInputs,
     SuspectLines,
-    deadly_letter,
     failed_letter,
     given_up,
 )
 from gateway.products.batches.input import ChunkInput, InputLine, lines_of, read_line
 from gateway.products.batches.output import LineIdentity, answered_line, plan_of, request_of, unanswered_line
 from gateway.products.jobs.calls import CallServer, Outcome, TryResult, attempts_allowed, backoff_s
-from gateway.products.jobs.dead_letters.rules import DeadLetter, is_dead_class
+from gateway.products.jobs.dead_letters.rules import POISON, DeadLetter, is_dead_class
 from gateway.products.jobs.model import Job, JobError, JobsUnavailable, LineResult, line_id
 from gateway.products.jobs.rules import DeadLines, JobRules
 from gateway.products.jobs.store import Blobs, JobStore
@@ -140,7 +140,7 @@ class LineCommits:
 
 
 LOOK_S, IDLE_LOOK_S = 0.02, 1.0
-"""So often it is looked whether held lines have been let through, and where none is held; what ends makes itself heard."""
+"""Between looks whether held lines have been let through, and where none is held; what ends sets `_news`."""
 HELD_PART = 8
 """One part in so many of the window may be held by the delay queue: enough to use a limit up, and few enough for others."""
 log = logging.getLogger("gateway.jobs")
@@ -320,8 +320,9 @@ class _Chunk:
         lines, deadly = self._suspects.sort_out(lines)
         for line in deadly:
             if self._runner.dead_lines() != "never":
+                error = JobError(POISON, WHY, self._runner.clock.wall())
                 crashes = self._suspects.crashes_of(line.number)
-                self._commits.add_letter(deadly_letter(self._job, line, crashes, self._runner.clock.wall()))
+                self._commits.add_letter(failed_letter(self._job, line, error, crashes))
             self._commits.add(given_up(self._job, line))
         is_ours = not lines or await self._suspects.note([*self._tasks, *(line.number for line in lines)])
         return lines if is_ours else []
@@ -338,7 +339,7 @@ class _Chunk:
         """Runs a line that may have killed a process, when no other such line runs here."""
         try:
             async with self._suspects.turn:
-                if await self._suspects.begin_alone(line.number):
+                if not self._running.stopping.is_set() and await self._suspects.note([line.number]):
                     await self._run_line(line)
         finally:
             self._tasks.pop(line.number, None)

@@ -1,6 +1,6 @@
 """`gateway batch run`: from a file of requests to the files of their answers.
 
-The batch is the gateway's: it goes on whatever becomes of this process, and whoever leaves is told how to find it again.
+The batch is the gateway's: it goes on whatever becomes of this process, and this command prints how to find it again.
 Where no gateway runs, this process is one until the batch has ended.
 """
 

@@ -154,7 +154,9 @@ class UploadForm:
             )
         except (MultipartError, FormParserError) as problem:
             raise malformed_form(str(problem)) from None
-        self._parser.logger = logging.Logger("unheard", logging.CRITICAL + 1)  # what clients get wrong, they are told
+        self._parser.logger = logging.Logger(
+            "unheard", logging.CRITICAL + 1
+        )  # what clients get wrong goes into their answer
         self.fields: dict[str, str] = {}
         """Those that are complete, by name."""
         self.filename: str | None = None

@@ -311,10 +311,6 @@ class SuspectLines:
         mark = {"running": sorted(begun), "crashes": {str(line): crashes for line, crashes in self._crashes.items()}}
         return await self._running.write(lambda: self._store.note(self._running.work, {self._name: mark}))
 
-    async def begin_alone(self, line: int) -> bool:
-        """Notes that a line runs alone, in its turn; returns whether it may."""
-        return not self._running.stopping.is_set() and await self.note([line])
-
     async def clear(self) -> WriteResult:
         """Takes the note away: the worker ends its claim in order. Raises JobsUnavailable."""
         return await self._store.note(self._running.work, {self._name: None})
@@ -331,10 +327,6 @@ def given_up(job: Job, line: InputLine) -> LineResult:
     with suppress(ValueError):
         custom_id = read_custom_id(line.text)
     return unanswered_line(LineIdentity(line.number, line_id(job.id, line.number), custom_id), POISON, WHY)
-
-
-def deadly_letter(job: Job, line: InputLine, crashes: int, now: float) -> DeadLetter:
-    return failed_letter(job, line, JobError(POISON, WHY, now), crashes)
 
 
 def failed_letter(job: Job, line: InputLine, error: JobError, attempts: int) -> DeadLetter:

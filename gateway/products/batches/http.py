@@ -281,6 +281,6 @@ class BatchRoutes:
         """Streams the batch whenever it changes, as server-sent events with its revision as their id, until its end."""
         tenant = tenant_of(self._policies, request)
         batch_id = request.path_params["id"]
-        await self._batches.find(batch_id, tenant)  # what is not there is said before the stream begins
+        await self._batches.find(batch_id, tenant)  # 404 before the stream begins, where it is not there
         changes = partial(self._batches.changes, batch_id, tenant)
         return self._readers.follow(request, tenant, "batch", changes, batch_object)

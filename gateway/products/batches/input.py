@@ -82,7 +82,7 @@ def read_index(data: bytes) -> list[IndexEntry]:
     ]
 
 
-# What one line of a batch's input has to be, and what is said of one that is not: OpenAI's codes, and the remedy.
+# What one line of a batch's input has to be, and the problem of one that is not: OpenAI's codes, and the remedy.
 #
 #     {"custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "gpt-4o", …}}
 #

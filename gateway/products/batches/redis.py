@@ -57,7 +57,7 @@ class RedisJobFiles:
         return _file(file_id, found) if found else None
 
     async def _remove(self, file_id: str, tenant: str, *, is_again: bool) -> bool:
-        """Takes a file away, durably; False: there was none. `is_again`: an attempt of which nobody heard may have done it."""
+        """Takes a file away, durably; False: there was none. `is_again`: an attempt without an answer may have done it."""
         partition = self._partitions.of_tenant(tenant)
         mark = self._partitions.mark(partition)
         how = 2 if is_again else 1

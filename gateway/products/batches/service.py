@@ -68,7 +68,7 @@ class BatchOwner:
     """The caller came with a credential of its own, which is not stored."""
     idempotency_key: bytes | None
     webhook: str = ""
-    """A URL that is told of the batch's end; empty: none."""
+    """A URL to which the batch's end is delivered; empty: none."""
 
 
 class BatchService:

@@ -47,7 +47,7 @@ def add(db: sqlite3.Connection, file: StoredFile) -> None:
 
 
 def take_back(db: sqlite3.Connection, file: StoredFile) -> None:
-    """Removes a file of which its caller was told that it is not kept, or heard nothing: the caller removes its blob."""
+    """Removes a file whose caller got a refusal, or no answer: the caller removes its blob."""
     db.execute("DELETE FROM files WHERE id = ? AND created = ?", (file.id, file.created_at))
 
 

@@ -54,7 +54,7 @@ from gateway.products.pipelines.templates import (
 
 # The request that asks a model to mend another request, and what may be taken from its answer.
 #
-# It is told the class and the message of the error and the request, and may change the prompt or the input, once, and nothing
+# It gets the class and the message of the error and the request, and may change the prompt or the input, once, and nothing
 # else: neither the model nor its parameters.
 
 

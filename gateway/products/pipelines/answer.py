@@ -61,7 +61,7 @@ def as_run(new: NewJob, call: Call, plan: PipelinePlan) -> NewJob:
 
 
 def _refuse_models(call: Call, plan: PipelinePlan) -> None:
-    """Raises where a step would be refused: it is said before anything is paid for."""
+    """Raises where a step would be refused: before anything is paid for."""
     policy, key = call.policy, call.key
     for name in plan.models:
         if key.allows is not None and not key.allows.match(name):

@@ -1,6 +1,6 @@
 """The commands `gateway pipelines`: plans checked and explained, without a gateway that runs; and one run, from its input on.
 
-The run is the gateway's: it goes on whatever becomes of this process, and whoever leaves is told how to find it again. Where no
+The run is the gateway's: it goes on whatever becomes of this process, and who leaves it sees how to find it again. Where no
 gateway runs, this process is one until the run has ended.
 """
 

@@ -111,7 +111,7 @@ class Step:
     branches: Sequence[Branch]
     """The first whose condition holds is asked; none of them does: the step, or its item, is left out."""
     needs: frozenset[str]
-    """The steps that it refers to, or is said to come after."""
+    """The steps that it refers to, or is declared to come after."""
     for_each: Place | None = None
     max_concurrency: int = 20
     on_failure: OnFailure = OnFailure()
@@ -141,7 +141,7 @@ class Step:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Returns what may be said of its result."""
+        """Returns the names of what its result has."""
         if self.for_each is not None:
             return (*MANY_FIELDS[self.endpoint], *MANY_COUNTS)
         return FIELDS[self.endpoint]

@@ -1,4 +1,4 @@
-"""`model: pipelines/NAME`: a run whose caller waits for it, as long as it said.
+"""`model: pipelines/NAME`: a run whose caller waits for it, as long as it asked to.
 
 Done in time, the answer is that of the run; else 202 for callers who take a job for an answer (RFC 7240, 4.1), and 504 with the
 run's id for all others. The run goes on in any case.
@@ -32,7 +32,7 @@ from gateway.products.pipelines.answer import RUN, PipelineUnfinished
 NO_PREFERENCE = -1.0
 """In place of the seconds that a caller waits before it takes a 202: it takes none."""
 MARGIN_S = 0.05
-"""So long before its deadline a caller is told that there is no answer yet."""
+"""So long before its deadline a caller gets the answer that there is none yet."""
 
 
 def await_run(policy: PolicySnapshot, name: str) -> float:

@@ -1,4 +1,4 @@
-"""The rules that hold for the jobs of runs, whatever else is said of jobs."""
+"""Runs of pipelines: what a run carries, the rules of its jobs, schemas, and the values that decisions are made of."""
 
 from __future__ import annotations
 

@@ -392,9 +392,9 @@ class PipelineRuns:
         changed: Callable[[str], None] = lambda _id: None,
         tell: TellRun = tell_nobody,
     ) -> None:
-        """`count` gives what counts the tokens of a model; `changed` hears the ids of children of which there is news.
+        """`count` gives what counts the tokens of a model; `changed` gets the ids of children of which there is news.
 
-        `tell` hears what has become of runs that end here; of those that are stopped `CountedEnds` tells.
+        `tell` gets the outcome of runs that end here; that of those which are stopped comes by `CountedEnds`.
         """
         self._tell = tell
         self._store = store

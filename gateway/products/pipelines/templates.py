@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-# What is wrong with a pipeline's source: said with the path of the value, so that a reader of files can add its line.
+# What is wrong with a pipeline's source: with the path of the value, so that a reader of files can add its line.
 
 Path = tuple[str | int, ...]
 
@@ -42,7 +42,7 @@ ROOTS: Final = ("input", "steps", "item")
 TEXT_FIELDS: Final = frozenset(("content", "text", "instructions"))
 """Fields of requests whose value is a text, whatever is put into it."""
 BETWEEN: Final = "\n\n"
-"""What `join` puts between texts where it is not told."""
+"""What `join` puts between texts where nothing else is given."""
 MOST_TEXT_CHARS: Final = 20_000_000
 """Of a text with its values: as large as a request may be by default."""
 
@@ -528,7 +528,7 @@ def _chains(node: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 # What a JMESPath expression comes to, with its work counted: it may look at each value of an input, once for each item.
 #
-# The package walks an expression by a visitor, which is told here to say what it is about to do. What a function does at once
+# The package walks an expression by a visitor, which counts here what it is about to do. What a function does at once
 # keeps the interpreter's lock, in a thread too, so that it has a bound of its own.
 
 MOST_AT_ONCE: Final = 20_000_000

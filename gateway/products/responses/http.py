@@ -1,6 +1,6 @@
 """`POST /v1/responses` where the gateway has a part in what is kept, and `/v1/responses/{id}`, where it is shown.
 
-A response in the background is durable before anybody hears of it. Its stream is read from the log, as every later one is: the
+A response in the background is durable before it is answered. Its stream is read from the log, as every later one is: the
 connection that made it is only the first reader. An id that is not the gateway's goes on to the provider of `passthrough`,
 where there is one. What is not there, or another tenant's, is answered in OpenAI's words, the same for both.
 """
@@ -33,7 +33,7 @@ from gateway.products.responses.service import ForegroundResponses, ResponseServ
 from gateway.products.routes import head_alone, limit_of, own_routes, tenant_of
 
 COMMENT = b": nothing new"
-"""What is said where there is nothing; `comment_end` ends it."""
+"""What is sent where there is nothing; `comment_end` ends it."""
 LOOK_AGAIN = b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)
 
 

@@ -1,4 +1,4 @@
-"""Who keeps the responses of a model: its provider, where that is possible and nothing else is said, or the gateway."""
+"""Who keeps the responses of a model: its provider, where that is possible and no policy says otherwise, or the gateway."""
 
 from __future__ import annotations
 

@@ -108,13 +108,13 @@ class EventBuffers:
         return log if log is not None and log.count else None
 
     def cancel(self, job_id: str) -> None:
-        """Stops a response that runs here, which the store has been told of already."""
+        """Stops a response that runs here, which the store knows already."""
         running = self._running.get(job_id)
         if running is not None:
             running.note(WriteResult(is_ours=True, ends_as=JobState.CANCELLED))
 
     def watch(self, job_id: str, reader: FollowingReader) -> Callable[[], None]:
-        """Has `reader` told of news of a response; returns what ends that."""
+        """Wakes `reader` at news of a response; returns what ends that."""
         self._readers[job_id] = (*self._readers.get(job_id, ()), reader)
 
         def end() -> None:
@@ -298,7 +298,7 @@ class SharedLogs:
         self._logs: dict[str, SharedLog] = {}
 
     def join(self, events: EventLogs, job: Job, reader: FollowingReader) -> SharedLog:
-        """Returns the log of a response; the reader is told when there may be more in it, until he leaves."""
+        """Returns the log of a response; the reader is woken when there may be more in it, until he leaves."""
         log = self._logs.get(job.id)
         if log is None:
             log = self._logs[job.id] = SharedLog(events, job, self._clock)
@@ -350,7 +350,7 @@ class FollowingReader:
         self.woken.set()
 
     def on_message(self) -> None:
-        """Is told that the log has grown: of one who reads what there is here that is no news."""
+        """The log has grown: no news for one who reads what there is here."""
         if self._buffers.find(self.job.id) is None:
             self.woken.set()
 
@@ -524,7 +524,7 @@ class EventReading:
             self._logs.leave(log, reader)
 
     async def _end_of(self, reader: FollowingReader, log: SharedLog) -> bytes | None:
-        """Returns the last event of a response whose log has none, made of what is kept; None: it was told, or is gone."""
+        """Returns the last event of a response whose log has none, made of what is kept; None: it was read, or is gone."""
         final = await self._final_of(reader.job.id, reader.job.tenant)
         if final is None:
             return None

@@ -22,7 +22,7 @@ from gateway.products.responses.store import (
 
 # The logs of responses in the Redis, which any replica reads.
 #
-# A replica that waits for events says so with each look, and whoever adds some tells it: where nobody waits, nothing is told.
+# A replica that waits for events registers with each look, and who adds some notifies it: where nobody waits, nothing is sent.
 
 
 APPEND, READ = job_script("events_append"), job_script("events_read")

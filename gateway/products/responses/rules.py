@@ -170,7 +170,7 @@ def previous_not_found(response_id: str, why: str = "") -> InvalidRequest:
 
 
 def repeated(output: object) -> list[dict[str, Any]]:
-    """Returns the items of an answer as they can be said again: no halves, and no reasoning that its provider has not kept."""
+    """Returns the items of an answer as they can be sent again: no halves, and no reasoning that its provider has not kept."""
     items = output if isinstance(output, list) else []
     return [item for item in items if isinstance(item, dict) and _is_sayable(item)]
 

@@ -173,7 +173,7 @@ class ModelRun:
             self.is_seen = True
 
 
-# The ends of responses in the background: kept, told, and only then the job's end.
+# The ends of responses in the background: kept, sent to readers, and only then the job's end.
 #
 # Each of the three is durable before the next one begins; whoever repeats them after a crash finds what is there.
 
@@ -188,7 +188,7 @@ class ResponseFinalizer:
         rules_of: Callable[[Job], JobRules],
         on_end: Callable[[str, float], None],
     ) -> None:
-        """`on_end` hears of each end: the job's id, and until when its log is kept."""
+        """`on_end` is called at each end with the job's id, and until when its log is kept."""
         self._store = store
         self._clock = clock
         self._rules_of = rules_of
@@ -233,14 +233,14 @@ class ResponseFinalizer:
         *,
         is_dead: bool,
     ) -> None:
-        """Ends a response as failed; `final` is what the provider has said of that."""
+        """Ends a response as failed; `final` is the provider's own answer."""
         if final is None:
             answer = b"" if served is None or served.answer is None else served.answer.body
             final = ended(model.events.so_far(), "failed", _error_of(answer, error))
         await self.end(running, model, final, JobState.FAILED, error, served, is_dead=is_dead)
 
     async def finish_kept(self, running: RunningWork, kept: StoredResponse) -> None:
-        """Ends the job of a response that a worker has kept, and then was not heard of again."""
+        """Ends the job of a response that a worker has kept, and then died, or lost its claim."""
         response = orjson.loads(kept.body)
         state = {"failed": JobState.FAILED, "cancelled": JobState.CANCELLED}.get(response["status"], JobState.SUCCEEDED)
         if running.ends_as is JobState.EXPIRED and state is JobState.FAILED:
@@ -302,8 +302,8 @@ class ResponseJobs:
     ) -> None:
         """`rules_of` gives the rules in force for a job, `draw` uniform numbers from [0, 1).
 
-        `on_end` hears of each end: the job's id, and until when its log is kept. `suspects` are those of the process; None: no
-        other jobs run in it.
+        `on_end` is called at each end with the job's id, and until when its log is kept. `suspects` are those of the process;
+        None: no other jobs run in it.
         """
         self._store = store
         self._server = server

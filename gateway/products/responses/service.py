@@ -68,7 +68,7 @@ from gateway.products.responses.rules import (
 from gateway.products.responses.store import StoredResponse
 
 ENDS_WITHIN_S = 5.0
-"""Whoever stops a response is told of its end if it comes so soon."""
+"""Whoever stops a response gets its end as the answer if it comes so soon."""
 MADE_UP_S = 20 * 3600.0
 """An end that nobody has written down is made up for so long: as long as it is known what was removed."""
 
@@ -148,7 +148,7 @@ class ResponseService:
         job = await self._look(store, response_id, tenant)
         buffer = None if job is None or job.state.is_end else self._buffers.find(response_id)
         if job is not None and not job.state.is_end and (buffer is None or not buffer.is_ended):
-            # one that runs elsewhere, or has ended since the job was read, may have been told to have ended: then it is kept
+            # one that runs elsewhere, or has ended since the job was read, may have shown its end to somebody: then it is kept
             kept = None if buffer is not None else await store.responses.find(response_id, tenant)
             return (job, orjson.dumps(shown(job))) if kept is None else (None, kept.body)
         final = await self._final_from(store, response_id, tenant, job)
@@ -311,7 +311,7 @@ class ResponseService:
 
 # Calls of Responses in the foreground, where the gateway keeps what they answer, or knows what they go on from.
 #
-#     earlier items are put before its own -> the call -> its id becomes the gateway's -> it is kept before its end is told
+#     earlier items are put before its own -> the call -> its id becomes the gateway's -> it is kept before its end goes out
 #
 # The provider keeps nothing of these. What cannot be kept is answered all the same, and says `store: false`.
 

@@ -5,7 +5,7 @@
 
 So no provider needs WebSockets for it. In this order: the endpoint; a connection, which knows not how a turn is served; one
 turn; and what connections remember. Invariants: a lane has one turn at a time, in the order of its events; when the client is
-gone nothing of it goes on, and nothing is said any more; whoever has to end it does so behind the turns that are under way.
+gone nothing of it goes on, and nothing is sent any more; whoever has to end it does so behind the turns that are under way.
 No exception leaves this file.
 """
 
@@ -297,7 +297,7 @@ class WaitingTurn(NamedTuple):
 
 
 class WaitingRefusal(NamedTuple):
-    """An error about an event, to be told in its turn: before it the client would take it for another turn's."""
+    """An error about an event, to be sent in its turn: before it the client would take it for another turn's."""
 
     data: bytes
     error: GatewayError
@@ -309,7 +309,7 @@ class Ending(NamedTuple):
     code: int
     reason: str
     refusal: GatewayError | None = None
-    """What is said to those who ask for more, and at the end; None: turns are refused by others, or have been told."""
+    """What those get who ask for more, and at the end; None: turns are refused by others, or have been refused."""
 
 
 def too_many_streams() -> TooManyStreams:
@@ -355,7 +355,7 @@ class ResponseConnection(Serving):
         is_allowed: Callable[[], bool],
         forget: Callable[[ResponseConnection], None],
     ) -> None:
-        """`serve` serves a turn and raises nothing; `is_allowed`: the key still is one; `forget` hears of the end."""
+        """`serve` serves a turn and raises nothing; `is_allowed`: the key still is one; `forget` is called at the end."""
         super().__init__(None)
         self.client = client
         self.ends_at = now + MAX_SESSION_S
@@ -389,7 +389,7 @@ class ResponseConnection(Serving):
             self.client.send(TEXT, data, True)
 
     async def drain(self) -> None:
-        """Waits until the client has taken enough of what was said."""
+        """Waits until the client has taken enough of what was sent."""
         while self.client.congested and not self._is_over:
             self._room.clear()
             await self._room.wait()
@@ -487,7 +487,7 @@ class ResponseConnection(Serving):
             self._rest()
 
     def _refusal(self) -> GatewayError | None:
-        """Why no turn begins any more; whoever asks for one is told so, and the end needs no more words."""
+        """Why no turn begins any more; whoever asks for one gets it, and the end does not repeat it."""
         ending = self._ending
         if ending is None or ending.refusal is None:
             return None
@@ -580,7 +580,7 @@ class SocketTurn(ServedRequest):
         self._fields = lane_fields(lane)
         self._head = b""
         self._reported: dict[str, Any] = {}
-        """The error that the stream has told, whose failed response is still to come."""
+        """The error that the stream has reported, whose failed response is still to come."""
         self.response: dict[str, Any] | None = None
         """The response at its end, if it has come to a good one."""
 
@@ -616,7 +616,7 @@ class SocketTurn(ServedRequest):
         self._put_headers(reply)
         try:
             async for chunk in chunks:
-                await drain()  # before: other turns may have said much meanwhile
+                await drain()  # before: other turns may have sent much meanwhile
                 is_over = self._pass_on(frames, chunk) or is_over
             await drain()
         except OverlongEvent:
@@ -654,8 +654,8 @@ class SocketTurn(ServedRequest):
     def _pass_on(self, frames: EventFrames, chunk: bytes) -> bool:
         """Sends the events that are complete; returns whether the last one of the response is among them.
 
-        An error in the middle is told by the failed response alone: a client waits on behind an error event (Codex), or takes
-        what follows it for the next turn's.
+        An error in the middle is reported by the failed response alone: a client waits on behind an error event (Codex), or
+        takes what follows it for the next turn's.
         """
         is_over = False
         for kind, data in frames.feed(chunk):

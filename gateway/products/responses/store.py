@@ -72,7 +72,7 @@ class KeptResponses(Protocol):
         ...
 
 
-# The logs: what a response has said so far, for whoever comes back.
+# The logs: the events of a response so far, for whoever comes back.
 
 
 class LogPart(NamedTuple):
@@ -92,7 +92,7 @@ class LogPage(NamedTuple):
     """The run of the model that the events are of: a worker that takes over begins another one, from event 0; 0: none yet."""
     parts: Sequence[LogPart]
     is_cut: bool = False
-    """The log of this generation has outgrown its bound and is gone: only the response's end will be told."""
+    """The log of this generation has outgrown its bound and is gone: only the response's end will be shown."""
     has_ended: bool = False
     """The job is at its end: there will be no more parts than there are now."""
 

@@ -42,7 +42,7 @@ class NeverSent(Exception):
 
 
 class PendingResult(Exception):
-    """A batch that may be the one that is looked for is not over, and nothing of its lines is told before."""
+    """A batch that may be the one that is looked for is not over, and its lines are not known before."""
 
 
 class RemoteBatch(NamedTuple):

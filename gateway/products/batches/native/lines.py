@@ -63,8 +63,8 @@ from gateway.products.jobs.worker import RunningWork, committed
 
 # The lines of a part in the words of its provider, and the provider's answers in those of the lines' owner.
 #
-# A target's own edits of bodies are made as for calls. Where a line cannot be said there, or only with a loss that its model's
-# policy refuses, it is none of the part: it runs here, along the plan, or fails as a call would. It must not know HTTP
+# A target's own edits of bodies are made as for calls. Where a line cannot be expressed there, or only with a loss that its
+# model's policy refuses, it is none of the part: it runs here, along the plan, or fails as a call would. It must not know HTTP
 # or stores.
 
 
@@ -104,7 +104,7 @@ class LineTranslator:
         return self._conversion is not None
 
     def line(self, line_id: str, body: bytes) -> bytes | None:
-        """Returns a line of the part without what separates it from the next; None: it cannot be said there."""
+        """Returns a line of the part without what separates it from the next; None: it cannot be expressed there."""
         line = self._translated(line_id, with_model(body, self._part.model))
         if line is None:
             return None
@@ -166,7 +166,7 @@ class LineTranslator:
         return None if dropped and self._refuses_loss else TranslatedLine(made, lost)
 
     def _fitted(self, line: TranslatedLine) -> TranslatedLine | None:
-        """Returns the line as a call's body goes there: without what others signed, and told as lost."""
+        """Returns the line as a call's body goes there: without what others signed, which counts as lost."""
         language = MESSAGES if self._part.is_inline else self._requests
         wire = None if self._target is None else self._target.upstream
         if not isinstance(wire, ConversationWire) or language not in LANGUAGES.values():

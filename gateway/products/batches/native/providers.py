@@ -1,6 +1,6 @@
 """Requests to providers' Batch APIs, over their own transports, with the credential of the config.
 
-An answer that was whole and said no is ProviderRefused; all else that went wrong is Unreachable: what was asked may have been
+A whole answer that refuses is ProviderRefused; all else that went wrong is Unreachable: what was asked may have been
 done. Our secrets are taken out of all that a provider says, as on the way of calls, before it is read: lines of its files are
 results, its reasons are logged.
 """
@@ -230,7 +230,7 @@ ANTHROPIC_MAX_PAGES: Final = 10
 MOST_CANDIDATES: Final = 200
 """Of batches whose results are looked into in one search."""
 SENDING_S: Final = 130.0
-"""A request is broken off after so long, and the wait for its answer: `may_send` has said no before."""
+"""A request is broken off after so long, and the wait for its answer: `may_send` has refused before."""
 MOST_REMEMBERED: Final = 2000
 HEAD_BYTES: Final = 1024 * 1024
 """Of a batch's results, in which the first `custom_id` stands."""
@@ -281,7 +281,7 @@ class MessageBatches:
     ) -> RemoteBatch | None:
         """Returns the batch of so many lines whose `custom_id`s are ours; `others` are known to be somebody else's.
 
-        Raises PendingResult where a batch that may be it is not over, of whose lines nothing is told before, or cannot be told
+        Raises PendingResult where a batch that may be it is not over, whose lines are not known before, or cannot be told
         from others for another reason.
         """
         open_ones = looked = 0
@@ -425,7 +425,7 @@ class FileBatches:
     async def create(
         self, provider: Provider, file_id: str, endpoint: str, part: str, may_send: Callable[[], bool]
     ) -> RemoteBatch:
-        """Makes a batch that can be told by `part`, unless `may_send`, asked as the last thing before, says no.
+        """Makes a batch that `part` identifies, unless `may_send`, called as the last thing before, refuses.
 
         Raises NeverSent where nothing was asked of the provider.
         """

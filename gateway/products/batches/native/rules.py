@@ -155,7 +155,7 @@ def _next(weights: Sequence[int], taken: Sequence[int]) -> int:
     return min(range(len(weights)), key=lambda one: ((taken[one] + 1) / weights[one], one))
 
 
-# What may be heard of a part at a provider. Nothing else makes one part of another.
+# What may become known of a part at a provider. Nothing else makes one part of another.
 
 
 class UploadedFile(NamedTuple):
@@ -165,7 +165,7 @@ class UploadedFile(NamedTuple):
 
 
 class BatchThere(NamedTuple):
-    """The provider has told of the batch."""
+    """The provider has shown the batch."""
 
     batch: RemoteBatch
 
@@ -175,7 +175,7 @@ class NotListed(NamedTuple):
 
 
 class Unsure(NamedTuple):
-    """The provider's list has what may be what was looked for; it cannot be told yet."""
+    """The provider's list has what may be what was looked for; that is not known yet."""
 
     why: str
 
@@ -324,7 +324,7 @@ class Part:
 def new_part(
     job_id: str, chunk: int, target: str, provider: str, model: str, now: float, *, is_inline: bool = False
 ) -> Part:
-    """Returns a part of which the provider has not heard."""
+    """Returns a part that the provider does not know."""
     phase = PartPhase.CREATING if is_inline else PartPhase.UPLOADING
     return Part(_name(job_id, chunk, 1), target, provider, model, phase, now, now, is_inline=is_inline)
 
@@ -363,7 +363,7 @@ def given_up(part: Part, why: str) -> Part:
 
 
 def advanced(part: Part, event: PartEvent, now: float, least_poll_s: float) -> Part:
-    """Returns the part after something was heard of it."""
+    """Returns the part after an event."""
     if part.is_over:
         return part
     match event:
@@ -413,7 +413,7 @@ def _seen(part: Part, batch: RemoteBatch, now: float, least_poll_s: float) -> Pa
         return _to(part, PartPhase.TIDYING, now)
     if batch.status == "cancelling" or not part.is_asked:
         return replace(part, due=now + CANCEL_POLL_S * part.is_asked)
-    return replace(part, is_asked=False, due=now + CANCEL_AGAIN_S)  # it has not heard
+    return replace(part, is_asked=False, due=now + CANCEL_AGAIN_S)  # the request did not arrive
 
 
 def _ended(part: Part, batch: RemoteBatch, now: float, least_poll_s: float) -> Part:

@@ -221,7 +221,7 @@ class PartCharges:
         try:
             usd = await self._estimate(job, chunk, has_result)
         except Forbidden as refused:
-            raise NoPart(str(refused)) from refused  # lines that run here are told so one by one
+            raise NoPart(str(refused)) from refused  # lines that run here are refused one by one
         if usd > budget_usd:
             raise NoPart(f"it costs about ${usd:.2g}, and its key may spend ${budget_usd:g} a day")
         day = await self._accounts.charge(key, usd)
@@ -296,7 +296,7 @@ class NativeParts:
         run_here: Callable[[RunningWork], Awaitable[None]],
         tell_run: TellRun = tell_nobody,
     ) -> None:
-        """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway; `tell_run` hears what
+        """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway; `tell_run` gets what
         lines have cost that are parts of runs.
         """
         self._tell = tell_run
@@ -304,7 +304,7 @@ class NativeParts:
         self._here: Counter[str] = Counter()
         """By batch, how many of its chunks run here now."""
         self._refused: dict[str, tuple[float, str]] = {}
-        """Providers that take no files, until when that is believed, and what they said."""
+        """Providers that take no files, until when that is believed, and their reason."""
         self._store = store
         self._blobs = blobs
         self._charges = charges
