@@ -34,8 +34,6 @@ HINT: Final = "the target has no such option"
 _KNOWN: Final = frozenset(("model", "input", "dimensions", "encoding_format", "user", "input_type"))
 _LOST: Final = {"user": (How.DROPPED, HINT, ())}
 _COMMON_NAMES: Final = {"search_document": "document", "passage": "document", "search_query": "query"}
-MostTexts = Callable[[ServerFacts], int]
-"""Returns how many texts a model takes in one call."""
 
 
 def task_of(body: Json) -> str:
@@ -80,25 +78,6 @@ def embeddings_of(sent: ConvertedRequest, vectors: Sequence[list[Any]], read: in
     made: Json = {"object": "list", "data": data, "model": sent.source.get("model")}
     read = sent.read if read is None else read
     return made | ({} if read is None else {"usage": {"prompt_tokens": read, "total_tokens": read}})
-
-
-def in_pieces(body: Json, most: int) -> list[Json]:
-    """Returns the request as several, of at most so many texts each; none where it is small enough, or makes no sense."""
-    given = body.get("input")
-    if not isinstance(given, list) or len(given) <= most or not all(isinstance(one, str) for one in given):
-        return []
-    return [{**body, "input": given[at : at + most]} for at in range(0, len(given), most)]
-
-
-def put_together(answers: Sequence[Json]) -> Json:
-    """Returns the answers to the pieces of a request as the one to all of it; usage only where each tells it."""
-    data = [one for answer in answers for one in answer["data"]]
-    made = {**answers[0], "data": [{**one, "index": index} for index, one in enumerate(data)]}
-    made.pop("usage", None)
-    if all("usage" in answer for answer in answers):
-        read = sum(answer["usage"]["prompt_tokens"] for answer in answers)
-        made["usage"] = {"prompt_tokens": read, "total_tokens": read}
-    return made
 
 
 class NeverStreamed:

@@ -31,9 +31,10 @@ from gateway.dialects.base import (
     lost_in,
     strings,
 )
-from gateway.dialects.embeddings import MostTexts, in_pieces, put_together
 from gateway.dialects.known import without_region
 
+MostTexts = Callable[[ServerFacts], int]
+"""Returns how many texts a model takes in one call."""
 _PUBLISHER: Final = "/publishers/google"
 """Stands before the models of Google's own among all that a project reaches."""
 _CLAUDES_PUBLISHER: Final = "/publishers/anthropic"
@@ -462,3 +463,22 @@ class LaterTranslator:
 
     def reader(self, sent: ConvertedRequest) -> Reader:
         return self._find().reader(sent)
+
+
+def in_pieces(body: Json, most: int) -> list[Json]:
+    """Returns the request as several, of at most so many texts each; none where it is small enough, or makes no sense."""
+    given = body.get("input")
+    if not isinstance(given, list) or len(given) <= most or not all(isinstance(one, str) for one in given):
+        return []
+    return [{**body, "input": given[at : at + most]} for at in range(0, len(given), most)]
+
+
+def put_together(answers: Sequence[Json]) -> Json:
+    """Returns the answers to the pieces of a request as the one to all of it; usage only where each tells it."""
+    data = [one for answer in answers for one in answer["data"]]
+    made = {**answers[0], "data": [{**one, "index": index} for index, one in enumerate(data)]}
+    made.pop("usage", None)
+    if all("usage" in answer for answer in answers):
+        read = sum(answer["usage"]["prompt_tokens"] for answer in answers)
+        made["usage"] = {"prompt_tokens": read, "total_tokens": read}
+    return made

@@ -269,7 +269,7 @@ class _ModelsTurn:
 
 # Gemini's callers name the model in the path, and by its last word whether they want a stream.
 #
-# Inside the gateway both stand in front of the body (`places.front_of`), where all other languages have them.
+# Inside the gateway both stand in front of the body (`registry.front_of`), where all other languages have them.
 
 
 _FRONT: Final = re.compile(rb'\{"model":"(?:[^"\\]|\\.)*+"(,"stream":true)?,?')
