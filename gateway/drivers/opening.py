@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # The default store, in this process's memory: it answers at once, and ends with the process.
 #
-# Each of its parts has a bound of its own. It must not know a file, a socket or the event loop.
+# Each of its parts has a bound of its own.
 
 
 class MemoryVectors:

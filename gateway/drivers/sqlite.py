@@ -1,7 +1,9 @@
-"""The one connection to the file: it runs jobs in transactions, and handles a transaction that fails.
+"""The one connection to a SQLite file, and its thread.
 
-One thread uses it. It must not know what jobs read or write. Invariants: once the file is open, no failure is raised; a job
-that cannot be run gets the result of an empty store; a job that fails because of its own data fails alone.
+First comes the state of a failing disk (`Trouble`), then the connection, which runs jobs in transactions and handles one that
+fails (`File`), then the thread that owns it (`FileThread`), to which the event loop hands its jobs. It must not know what jobs
+read or write. Invariants: once the file is open, no failure is raised; a job that cannot be run gets the result of an empty
+store; a job that fails because of its own data fails alone.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from gateway.products.jobs.sqlite_rows import Backup, Effort, FileJob, Rest, Wor
 
 # Keeps the state of a failing disk: when it is tried again, what the log says, and which writes it still has to take.
 #
-# It must not know how sqlite works. Invariants: the log tells once of the trouble and once of its end; the trouble is over when
-# a write has succeeded and every durable write that was missed is in the file.
+# Invariants: the log tells once of the trouble and once of its end; the trouble is over when a write has succeeded and every
+# durable write that was missed is in the file.
 
 
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 15.0
@@ -387,9 +389,9 @@ def _is_of_the_disk(error: BaseException) -> bool:
 
 # The thread that owns the file: the event loop hands it jobs, and gets their results back in batches.
 #
-# It must not know what the jobs do. Invariants: the loop never waits for a disk; jobs run in the order in which they were
-# handed over; a write that no caller waits for is dropped rather than queued without bound; no caller waits for ever: a disk
-# that does not answer counts as an empty one.
+# Invariants: the loop never waits for a disk; jobs run in the order in which they were handed over; a write that no caller
+# waits for is dropped rather than queued without bound; no caller waits for ever: a disk that does not answer counts as an
+# empty one.
 
 
 T = TypeVar("T")

@@ -1,4 +1,8 @@
-"""The message by which a replica asks the store for a part of one shared limit, and the reply."""
+"""The message by which a replica asks the store for a part of one shared limit, and the reply.
+
+First comes the demand, from which a replica knows how much to ask for, and last what it knows of the whole limit by the last
+reply. `SharedState` is the Redis as the config names it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Literal
 
 # Predicts how much the calls of one replica will take of one limit in the next moments, from the last ones.
 #
-# It must not know limits, stores or who waits. Amounts are in the limit's own unit.
+# Amounts are in the limit's own unit.
 
 
 AHEAD_S = 0.5
@@ -165,7 +169,7 @@ class SharedState:
 
 # Keeps what a replica knows of the whole of a shared limit: the last reply of the store.
 #
-# It must not know what the replica holds. Times are monotonic seconds, amounts in the limit's own unit.
+# Times are monotonic seconds, amounts in the limit's own unit.
 
 
 class StoreView:

@@ -25,9 +25,9 @@ from gateway.fleet.lease import LeaseAsk, LeaseReply
 
 # Limits that replicas share, counted in Redis: one script per limit and request, one round trip for all requests of a moment.
 #
-# `lua/lease.lua` does the counting; this module calls it and registers this replica along the way. It must not know how a
-# replica uses its part of a limit. Invariants: no method raises, or takes longer than one operation of the link; amounts cross
-# the wire as doubles, bit for bit, because running counts must never drift.
+# `lua/lease.lua` does the counting; this module calls it and registers this replica along the way. Invariants: no method
+# raises, or takes longer than one operation of the link; amounts cross the wire as doubles, bit for bit, because running counts
+# must never drift.
 
 
 SILENT_S = 5.0

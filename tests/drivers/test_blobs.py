@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.drivers import blobs as directory
+from gateway.drivers import blobs as blobs_module
 from gateway.drivers.blobs import NEW, PIECE_BYTES, DirectoryBlobs, check_name
 from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.store import Blobs
@@ -267,7 +267,7 @@ async def test_a_failing_disk_is_a_refusal_and_the_log_has_the_remedy(
     assert files_of(folder) == ["blob"]
 
 
-async def put_on(writer: directory.DirectoryWriter, data: bytes) -> None:
+async def put_on(writer: blobs_module.DirectoryWriter, data: bytes) -> None:
     await writer.write(data)
     await writer.commit()
 
@@ -325,7 +325,7 @@ async def test_whoever_is_cancelled_leaves_nothing_open(folder: DirectoryBlobs) 
                 await asyncio.sleep(0)
             task.cancel()
             result = (await asyncio.gather(task, return_exceptions=True))[0]
-            if isinstance(result, directory.DirectoryWriter):
+            if isinstance(result, blobs_module.DirectoryWriter):
                 await result.abort()
     await folder.aclose()
     await asyncio.sleep(0)

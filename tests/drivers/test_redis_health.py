@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.drivers.redis import server as redis_health
+from gateway.drivers.redis import server as redis_server
 from gateway.drivers.redis.server import ServerHealth
 
 
@@ -44,8 +44,8 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_health, "FIRST_PROBE_DELAY_S", 0.0001)
-    monkeypatch.setattr(redis_health, "LAST_PROBE_DELAY_S", 0.0001)
+    monkeypatch.setattr(redis_server, "FIRST_PROBE_DELAY_S", 0.0001)
+    monkeypatch.setattr(redis_server, "LAST_PROBE_DELAY_S", 0.0001)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_a_doubt_that_comes_back_is_none_any_more(server: Server) -> None:
 
 async def test_a_doubt_long_after_another_is_a_new_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Now and then a command is slow."""
-    monkeypatch.setattr(redis_health, "CALM_S", 0.0)
+    monkeypatch.setattr(redis_server, "CALM_S", 0.0)
     for _ in range(5):
         server.health.doubt("it hangs")
         await server.settle()
@@ -133,7 +133,7 @@ async def test_trouble_that_lasts_is_told_though_another_was(
     await server.go()
     assert len(caplog.messages) == 2
 
-    monkeypatch.setattr(redis_health, "QUIET_S", 0.0)
+    monkeypatch.setattr(redis_server, "QUIET_S", 0.0)
     await server.go()
     server.is_there = True
     await server.settle()

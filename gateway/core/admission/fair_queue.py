@@ -73,8 +73,7 @@ def _first(ready_at: Sequence[float], now: float) -> int:
 # The calls of one lane that wait at one gate: each tenant's own line, and whose turn is next.
 #
 # Self-clocked fair queueing by estimated tokens (Golestani, INFOCOM 1994; compare start-time fair queueing: Goyal, Vin and
-# Cheng, 1996). It must not know lanes' order, limits or clocks: what is there of the tokens comes in as an argument. Invariant:
-# nobody is passed by a younger call of his own tenant.
+# Cheng, 1996). Invariant: nobody is passed by a younger call of his own tenant.
 
 
 _FEWEST_DEAD = 64
@@ -607,7 +606,7 @@ def _tokens(ticket: Ticket) -> float:
 
 # How full the delay queue is: calls and bytes against its bounds, as a whole and by tenant.
 #
-# It must not know lines, gates or why a call waits. Invariant: whatever `add` counted, `remove` takes back once.
+# Invariant: whatever `add` counted, `remove` takes back once.
 
 
 class Occupancy:

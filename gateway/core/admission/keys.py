@@ -304,7 +304,7 @@ def _fits(key: Key, spent_usd: float, reserved_usd: float, price: Price) -> bool
 
 # What each key may use, whatever target serves it. A key over its own limit gets a 429: that is the operator's wish.
 #
-# It must not know targets. Invariant: what a call took is corrected exactly once, when the call has ended.
+# Invariant: what a call took is corrected exactly once, when the call has ended.
 
 
 FETCH_S = 0.05

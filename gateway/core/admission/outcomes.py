@@ -39,7 +39,7 @@ from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 
 # What a failure of one call means for others: breakers that move, credentials that are refused, accounts that are out.
 #
-# It must not know calls. Invariant: whoever waits for a target hears of every change of its breaker, a moment later.
+# Invariant: whoever waits for a target hears of every change of its breaker, a moment later.
 
 
 IN_USE_S = 60.0

@@ -27,7 +27,7 @@ from gateway.core.types import Lane, QueueBounds
 #
 #     Held ── a QueueTicket for each Option ── in the WaitingLine of the option's gate
 #
-# It must not know who wakes a call or when, or asyncio. Invariant: all tickets of a call are void once it is gone.
+# Invariant: all tickets of a call are void once it is gone.
 
 
 class Left(Enum):
@@ -220,7 +220,7 @@ class QueueTicket(Ticket):
 
 # Moments at which somebody is looked at again: one heap and one timer for all of them, so nothing polls.
 #
-# It must not know what is due, or why. Invariant: whatever is put is met at its moment or later, unless it is void by then.
+# Invariant: whatever is put is met at its moment or later, unless it is void by then.
 
 
 _SPARE = 1024  # a heap of so few moments is never searched for void ones

@@ -237,9 +237,9 @@ def _towards(mean: float, value: float, weight: float) -> float:
 
 # Judges from the ends of its calls whether a target is well: failures in a row, their share, and late first bytes.
 #
-# A target is ill if its last calls all failed, if too many failed, or if too many were slow; each beyond what is usual
-# there and what chance would bring about. It must not know states, permits or targets. Invariants: O(1) for each outcome;
-# a verdict needs at least `consecutive_failures` failures, or `min_calls` calls.
+# A target is ill if its last calls all failed, if too many failed, or if too many were slow; each beyond what is usual there
+# and what chance would bring about. Invariants: O(1) for each outcome; a verdict needs at least `consecutive_failures`
+# failures, or `min_calls` calls.
 
 
 LONGEST_RUN = 20
@@ -377,8 +377,8 @@ def _is_high(calls: int, failures: int, usual: float, percent: float) -> bool:
 #     several calls, begun one after the other, all without a sign of life for longer than is usual  ->  `Suspicion`
 #     one call, without a sign of life for several times what is usual; or some, where nothing is known  ->  `StallMoves`
 #
-# It must not know calls or targets. Invariants: calls that begin together make no target suspect, nor do a few, unless another
-# target has served some of them much sooner; a target that has just served somebody is not suspect.
+# Invariants: calls that begin together make no target suspect, nor do a few, unless another target has served some of them much
+# sooner; a target that has just served somebody is not suspect.
 
 
 SPAN_S = 2.0
@@ -479,7 +479,7 @@ class StallMoves:
 
 # How one target responds: the times of its answers by kind of call, its silence, and a model it does not know.
 #
-# All callers of the target share it, whoever pays. It must not know calls, breakers or limits. Times are monotonic seconds.
+# All callers of the target share it, whoever pays. Times are monotonic seconds.
 
 
 MOST_CONTENTS = 256

@@ -20,8 +20,8 @@ from gateway.core.types import ErrorClass
 # Applies to a breaker what other replicas report: that it is open or closed, and who has the leave to probe it.
 #
 # A replica with its own recent evidence ignores what peers report; the others adopt it. Where nothing has failed here, a report
-# is taken at its word for no longer than a first ejection, and one probe finds out. It must not know how replicas talk.
-# Invariants: a breaker set by hand is never changed by a peer; a report never shortens the time for which it is open.
+# is taken at its word for no longer than a first ejection, and one probe finds out. Invariants: a breaker set by hand is never
+# changed by a peer; a report never shortens the time for which it is open.
 
 
 class FleetView:

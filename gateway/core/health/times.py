@@ -16,8 +16,8 @@ from typing import NamedTuple
 #
 # Steps are logarithmic, four to an octave, so that a quantile is off by a fixed share of its value over any range (at most 9 %
 # from the middle of its step, 19 % from its upper edge). New values weigh more and more instead of old ones less: it is the
-# same, and all other steps stay as they are; when weights get heavy, all are scaled down at once. It must not know what it
-# counts. Invariants: every `add` is O(1), in a fixed amount of memory, of which nothing is taken before the first value.
+# same, and all other steps stay as they are; when weights get heavy, all are scaled down at once. Invariants: every `add` is
+# O(1), in a fixed amount of memory, of which nothing is taken before the first value.
 
 
 _PER_OCTAVE = 4
@@ -113,9 +113,9 @@ class DecayingHistogram:
 
 # The time to the first byte of one target: what to expect of it now, and what is usual there.
 #
-# Two memories. The peak-EWMA (as in Finagle and linkerd) believes a worse answer at once and a better one only by and by;
-# it tells where to send the next call. The histogram, in which the last few hundred answers count, tells what is late. It
-# must not know calls, and the histogram must not hear of failures, which come faster or slower than any answer. Invariants:
+# Two memories. The peak-EWMA (as in Finagle and linkerd) believes a worse answer at once and a better one only by and by; it
+# tells where to send the next call. The histogram, in which the last few hundred answers count, tells what is late; failures,
+# which come faster or slower than any answer, are not counted there. Invariants:
 # between two observations nothing gets worse; every step is O(1), in a fixed amount of memory.
 
 

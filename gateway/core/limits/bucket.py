@@ -226,8 +226,7 @@ def take_all(
 
 # Limits that do not refill all the time: windows, and calls at a time.
 #
-# The same promises as of a bucket: a microsecond early counts as on time, and a window grants at
-# most its capacity. It must not know headers, calls or queues.
+# The same promises as of a bucket: a microsecond early counts as on time, and a window grants at most its capacity.
 
 
 _FIRST_RELEASES = 20

@@ -16,7 +16,7 @@ from gateway.core.health.times import DecayingHistogram
 
 # How far estimates of a model's tokens are off, and how long its answers get, learned from what providers report.
 #
-# It must not know requests or limits. Invariants: every step is O(1); a correction stays within a factor of four.
+# Invariants: every step is O(1); a correction stays within a factor of four.
 
 
 class EstimateErrors(NamedTuple):
@@ -104,7 +104,7 @@ class Calibration:
 
 # What one call takes from limits, by the part that each limit counts, and what providers charge for it.
 #
-# It must not know limits. Invariant: the sum of a cost's input and output tokens is what a joint token limit is charged.
+# Invariant: the sum of a cost's input and output tokens is what a joint token limit is charged.
 
 
 REQUESTS, INPUT, OUTPUT, TOKENS, SLOT = range(5)

@@ -522,8 +522,8 @@ class RateSearch:
 #     nobody tells a rate -> a search          someone does -> none          too many refusals all the same -> a search below it
 #     the search comes above the stated rate, or nobody has to wait for it any more -> none
 #
-# The stated rate may be wrong: somebody else uses the account, or the config has a slip. It must not know limits or pauses: the
-# stated rate comes in as an argument. Invariant: every refusal is judged by the strays, with a search or without.
+# The stated rate may be wrong: somebody else uses the account, or the config has a slip. Invariant: every refusal is judged by
+# the strays, with a search or without.
 
 
 _UNEXPLAINED = 0.1
@@ -759,9 +759,8 @@ class AdaptiveCap:
 #
 # Begins with a second's worth of the rate. While calls wait for more, and nobody was refused, a few more go at once, then twice
 # as many each time, as in TCP's slow start (RFC 5681), up to what is allowed. Each refusal says that it was one call too many;
-# then it is tried again seldom. Once headers say what is left, they are believed. It must not know limits, calls or replicas.
-# Invariants: never above `most` unless headers say so; what is tried at once is at most half of what is known to go; a refusal
-# never raises it.
+# then it is tried again seldom. Once headers say what is left, they are believed. Invariants: never above `most` unless headers
+# say so; what is tried at once is at most half of what is known to go; a refusal never raises it.
 
 
 FIRST_S = 1.0

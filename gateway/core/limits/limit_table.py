@@ -356,9 +356,8 @@ def _next_free_s(limit: Limit, now: float) -> float | None:
 
 # The limits of one target or key, taken and given back together.
 #
-# A set reserves the estimate before a call is sent and settles to the truth after it. It must not know which call it is,
-# who waits, or why. Every granted reservation ends in exactly one `settle`. Invariant: all or nothing; a refused reservation
-# changes no level.
+# A set reserves the estimate before a call is sent and settles to the truth after it. Every granted reservation ends in exactly
+# one `settle`. Invariant: all or nothing; a refused reservation changes no level.
 
 
 _BEFORE_NEVER = 1e300
@@ -558,7 +557,7 @@ class LimitSet:
 #     hold_back    a pause has ended: no herd
 #     used, use_again                 an idle gate goes, and comes back
 #
-# It must not know headers as bytes, calls or gates. Invariant: an operator's limit is never raised above the operator's number.
+# Invariant: an operator's limit is never raised above the operator's number.
 
 
 STALE_AFTER_S = 300.0

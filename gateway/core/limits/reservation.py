@@ -283,8 +283,7 @@ class Reservation:
 #     admit, take  the way of a call that waits in a queue: `admit` says 0.0, then `take`; `reserve` does both
 #     wait_for, ready_at      questions, which change nothing
 #
-# It must not know calls, lanes' order or queues. Invariant: a grant is given only when limits, pauses, the search for a rate,
-# the cap and the breakers all let the call go.
+# Invariant: a grant is given only when limits, pauses, the search for a rate, the cap and the breakers all let the call go.
 
 
 _URGENT = LANES.index("interactive")
@@ -534,8 +533,7 @@ def _longer(one_s: float | None, other_s: float | None) -> float | None:
 
 # What a 429 means: for the call that got it, for the target's pauses, and for what is believed of its limits.
 #
-# It must not know calls, plans or the time that a call still has. Invariants: all refusals of one epoch lengthen a pause
-# once; a refusal that comes whatever the rate pauses nobody.
+# Invariants: all refusals of one epoch lengthen a pause once; a refusal that comes whatever the rate pauses nobody.
 
 
 class Refusal(Enum):

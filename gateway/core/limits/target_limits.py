@@ -37,7 +37,7 @@ from gateway.core.types import Lane
 #     refused in several epochs, served in none between -> one call at a time, until one is not refused
 #
 # An epoch ends with a refusal: the calls of one epoch were sent before they could learn of it, so that all their refusals count
-# as one. It must not know limits, headers or calls. Invariants: a pause never moves back; nothing goes while one lasts.
+# as one. Invariants: a pause never moves back; nothing goes while one lasts.
 
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 8.0

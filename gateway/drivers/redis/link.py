@@ -67,13 +67,13 @@ class Link:
         self._changed: list[Callable[[bool], None]] = []
         self._subscribers: list[Subscriber] = []
         self._options = ServerOptions(self._dial, shared.timeout_s, shared.connections)
-        self._store = self._store_of(f"the store {self._address}", self._address.nodes)
-
-    def _store_of(self, name: str, nodes: Sequence[Node]) -> StoreServer | Cluster:
+        name, nodes = f"the store {self._address}", self._address.nodes
+        self._store: StoreServer | Cluster
         if self._address.kind == "cluster":
-            return Cluster(name, nodes, self._options, self._on_change, partial(self.key, "probe"))
-        find = self._find_master if self._address.kind == "sentinel" else always(nodes[0])
-        return StoreServer(name, find, self._options, self._on_change, probe_key=self.key("probe"))
+            self._store = Cluster(name, nodes, self._options, self._on_change, partial(self.key, "probe"))
+        else:
+            find = self._find_master if self._address.kind == "sentinel" else always(nodes[0])
+            self._store = StoreServer(name, find, self._options, self._on_change, probe_key=self.key("probe"))
 
     @property
     def is_up(self) -> bool:

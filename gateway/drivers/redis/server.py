@@ -351,13 +351,12 @@ class StoreServer:
                 await wire.open(node)
 
     async def _check(self) -> None:
-        jobs = [StoreCommand(parts) for parts in self._checks()]
+        # Every script in use is loaded, so that no call has to bring its text.
+        load: list[tuple[Part, ...]] = [(b"SCRIPT", b"LOAD", script.text) for script in self._options.scripts.values()]
+        probe: tuple[Part, ...] = (b"EVAL", PROBE, 1, self.probe_key, PROBE_TTL_MS) if self.probe_key else (b"PING",)
+        jobs = [StoreCommand(parts) for parts in (*load, probe)]
         for job in jobs:
             job.hops, job.is_quiet = MOST_HOPS, True  # the health tells of it
         self._wires[0].ask(*jobs)
         for job in jobs:
             await job.future
-
-    def _checks(self) -> list[tuple[Part, ...]]:
-        load: list[tuple[Part, ...]] = [(b"SCRIPT", b"LOAD", script.text) for script in self._options.scripts.values()]
-        return [*load, (b"EVAL", PROBE, 1, self.probe_key, PROBE_TTL_MS) if self.probe_key else (b"PING",)]
