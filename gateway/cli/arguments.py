@@ -218,8 +218,8 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
 
     # as said above
     # as said above
-    from gateway.demo.storm.storm import Outage, Storm
-    from gateway.demo.workflow.scenario import WorkflowDemo  # as said above
+    from gateway.demo.storm import Outage, Storm
+    from gateway.demo.workflow import WorkflowDemo  # as said above
 
     storm, outage, batch, workflow = Storm(), Outage(), BatchDemo(), WorkflowDemo()
     command.add_argument("--calls", type=_COUNT, default=storm.calls, help="made at once (default: %(default)s)")

@@ -16,14 +16,12 @@ import uvloop
 from gateway.cli.arguments import EMULATOR_FLAGS
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.core.http.server import owner_of
-from gateway.demo.batch import LINES_PER_KILL, BatchDemo
-from gateway.demo.record import ProcessFailedError
-from gateway.demo.show.show import Display, show, show_outage
-from gateway.demo.show.show_batch import batch_table, show_batch
-from gateway.demo.storm.clients import AskFailedError
-from gateway.demo.storm.storm import Outage, Storm
-from gateway.demo.workflow.reckoning import broken_promises
-from gateway.demo.workflow.scenario import RUNS_PER_KILL, WorkflowDemo, show_workflow, workflow_table
+from gateway.demo.batch import LINES_PER_KILL, BatchDemo, batch_table, show_batch
+from gateway.demo.processes import AskFailedError, ProcessFailedError
+from gateway.demo.record import broken_promises
+from gateway.demo.show import Display, show, show_outage
+from gateway.demo.storm import Outage, Storm
+from gateway.demo.workflow import RUNS_PER_KILL, WorkflowDemo, show_workflow, workflow_table
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.main import main
-from gateway.demo.batch import BatchDemo
+from gateway.demo.batch import BatchDemo, batch_line, batch_table
 from gateway.demo.record import BatchRun, KillNote, LedgerEntry
-from gateway.demo.show.show import batch_chart
-from gateway.demo.show.show_batch import batch_line, batch_table
+from gateway.demo.show import batch_chart
 from tests.demo.test_chart import numbers
 
 PAID, REFUSED, FAULTED = (200, False), (429, False), (500, False)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gateway.demo.show.show import storm_chart
+from gateway.demo.show import storm_chart
 from tests.demo.support import run_of
 
 SVG = "{http://www.w3.org/2000/svg}"

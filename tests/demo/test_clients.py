@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.demo.storm.clients import (
+from gateway.demo.clients import (
     AnswerBrokenError,
     Ask,
     CallFailedError,

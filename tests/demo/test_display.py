@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from gateway.demo.record import Run
-from gateway.demo.show.show import Display, run_line
+from gateway.demo.show import Display, run_line
 from tests.demo.support import Terminal, run_of
 from tests.rows import rows
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.main import main
+from gateway.demo import show as show
+from gateway.demo.clients import Ask, plain_client
 from gateway.demo.record import Trial
-from gateway.demo.show import show
-from gateway.demo.show.show import Display, show_outage
-from gateway.demo.storm.clients import Ask, plain_client
-from gateway.demo.storm.storm import (
+from gateway.demo.show import Display, show_outage
+from gateway.demo.storm import (
     ACTS,
     ATTEMPTS,
     DIRECT,

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from gateway.demo.record import Fate, Trial
-from gateway.demo.show.show import LEFT, PLOT, outage_chart
-from gateway.demo.storm.storm import Act, Outage
+from gateway.demo.show import LEFT, PLOT, outage_chart
+from gateway.demo.storm import Act, Outage
 from tests.demo.support import trial_of
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.demo.record import OVERHEAD, Run, Tick, per_second
-from gateway.demo.show.show import run_table
+from gateway.demo.show import run_table
 from tests.demo.support import run_of
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.main import main
+from gateway.demo import show as show_module
+from gateway.demo.clients import Ask, CallFailedError, Connect, OnAnswer, plain_client, sdk_client
 from gateway.demo.record import Run
-from gateway.demo.show import show as show_module
-from gateway.demo.show.show import Display, show
-from gateway.demo.storm.clients import Ask, CallFailedError, Connect, OnAnswer, plain_client, sdk_client
-from gateway.demo.storm.storm import DIRECT, THROUGH, Storm, fire, measure, run_storm
+from gateway.demo.show import Display, show
+from gateway.demo.storm import DIRECT, THROUGH, Storm, fire, measure, run_storm
 from gateway.emulator.config import EmulatorConfig
 from tests.demo.support import Terminal
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.demo.record import Fate, Trial, fate_of, keep_calling
-from gateway.demo.storm.clients import AnswerBrokenError, CallFailedError
+from gateway.demo.clients import AnswerBrokenError, CallFailedError
+from gateway.demo.record import Fate, Trial, fate_of
+from gateway.demo.storm import keep_calling
 
 
 class Clock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.demo.record import Fate, Trial, fates_by_second
-from gateway.demo.show.show import trial_line, trial_table
-from gateway.demo.storm.storm import Act, Outage
+from gateway.demo.show import trial_line, trial_table
+from gateway.demo.storm import Act, Outage
 from tests.demo.support import trial_of
 
 OUTAGE = Outage(seconds=10.0, acts=(Act("dead", 0.2, 0.5),))

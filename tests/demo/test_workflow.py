@@ -16,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli.main import main
-from gateway.demo.show.show import workflow_chart
-from gateway.demo.workflow.reckoning import (
+from gateway.demo.program import JournalEntry
+from gateway.demo.record import (
     INPUT_USD,
     OUTPUT_USD,
-    JournalEntry,
     ProcessKill,
     RunsReported,
     Step,
@@ -29,7 +28,8 @@ from gateway.demo.workflow.reckoning import (
     broken_promises,
     step_call,
 )
-from gateway.demo.workflow.scenario import WorkflowDemo, workflow_line, workflow_table
+from gateway.demo.show import workflow_chart
+from gateway.demo.workflow import WorkflowDemo, workflow_line, workflow_table
 from tests.demo.test_chart import numbers
 
 USD = 0.002

@@ -20,7 +20,7 @@ from typing import Any
 import openai
 import uvicorn
 
-from gateway.demo.storm.storm import gateway_of
+from gateway.demo.storm import gateway_of
 from tests.e2e.harness import chat
 
 WARM = 10

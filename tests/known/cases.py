@@ -18,8 +18,8 @@ from typing import Any
 
 from openai import APIStatusError, AsyncOpenAI, OpenAIError
 
-from gateway.demo.record import process
-from gateway.demo.storm.storm import provider
+from gateway.demo.processes import process
+from gateway.demo.storm import provider
 from gateway.emulator.config import EmulatorConfig, parse_rule
 from gateway.emulator.server import EmulatorServer
 

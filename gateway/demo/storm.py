@@ -1,6 +1,9 @@
-"""The scenario "storm": more calls at once than the limit allows, straight at the provider and through the gateway.
+"""The scenarios "outage" and "storm", straight at the provider and through the gateway, with all servers in this process.
 
-It must not know how results are shown. Invariant: both runs meet the same limit at the same level, with the same client.
+An outage is steady traffic while a provider dies, falls silent, crawls, flaps, throttles and errs; two worlds run at the same
+time, so that both have the same machine: in one the app calls the provider itself, in the other a gateway that knows a second
+provider. A storm is more calls at once than the limit allows. It must not know how results are shown. Invariants: both ways
+meet the same limit and the same faults at the same time, with the same client; no server is left when its context ends.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import logging
 import re
 import resource
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -21,16 +25,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.app import Gateway
-from gateway.demo.record import Now, Run, Sleep, Trial, keep_calling
-from gateway.demo.storm.clients import API_KEY, MODEL, Ask, CallFailedError, Client, Connect, Habits
+from gateway.demo.clients import API_KEY, MODEL, AnswerBrokenError, Ask, CallFailedError, Client, Connect, Habits
+from gateway.demo.record import Run, Trial
 from gateway.emulator.call import Stats
 from gateway.emulator.config import EmulatorConfig, parse_rule
 from gateway.emulator.server import EmulatorServer
 from gateway.settings import Settings
-
-# The demos' servers: emulated providers, and a gateway before them, all in this process.
-#
-# It must not know the measurements. Invariant: no server is left when its context ends, however it ends.
 
 
 class _Nowhere(StringIO):
@@ -109,13 +109,6 @@ def _silenced(logger: logging.Logger) -> Iterator[None]:
 
 def _entry(base_url: str) -> dict[str, str]:
     return {"dialect": "openai", "kind": "openai", "base_url": base_url, "api_key": API_KEY}
-
-
-# The scenario "outage": steady traffic while a provider dies, falls silent, crawls, flaps, throttles and errs.
-#
-# Two worlds run at the same time, so that both have the same machine: in one the app calls the provider itself, in the other
-# a gateway that knows a second provider. It must not know how results are shown. Invariant: the primary providers of both
-# worlds have the same faults at the same time, and both apps have the same client.
 
 
 ATTEMPTS = "x-gateway-attempts"
@@ -375,3 +368,29 @@ def _allow_files(count: int) -> None:
         wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
         with suppress(OSError, ValueError):  # the calls that find no file then fail and are shown as failed
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+Now = Callable[[], float]
+
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+async def keep_calling(trial: Trial, ask: Ask, rate_per_s: float, now: Now, sleep: Sleep) -> None:
+    """Makes all calls of a trial that has begun, and waits for the last to end."""
+    began_at = now()
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(trial.calls):
+            due = began_at + number / rate_per_s
+            if due > now():
+                await sleep(due - now())
+            tasks.create_task(_try(trial, partial(ask, number), now(), now))
+
+
+async def _try(trial: Trial, ask: Callable[[], Awaitable[int]], made_at: float, now: Now) -> None:
+    try:
+        await ask()
+    except CallFailedError as error:
+        trial.end(made_at, now(), is_answered=False, is_broken=isinstance(error, AnswerBrokenError))
+    else:
+        trial.end(made_at, now(), is_answered=True)

@@ -1,7 +1,8 @@
 """Runs the demo of workflows: the same program, twice, straight at a provider with faults and through a gateway.
 
-Provider, gateway and program are processes of their own; the provider outlives all others, and its ledger is what counts. It
-must not know how figures are shown. Invariant: nothing is left of it, neither processes nor files, however it ends.
+Provider, gateway and program are processes of their own; the provider outlives all others, and its ledger is what counts.
+`run_workflows` runs them, `show_workflow` shows them. Invariant: nothing is left of it, neither processes nor files, however it
+ends.
 """
 
 from __future__ import annotations
@@ -19,8 +20,29 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.core.http.client.transport import Http1Transport
-from gateway.demo.record import DemoProcess, RecordingProvider, process, recording_provider
-from gateway.demo.show.show import (
+from gateway.demo import program
+from gateway.demo.clients import API_KEY, MODEL
+from gateway.demo.processes import (
+    AskFailedError,
+    Caller,
+    DemoProcess,
+    RecordingProvider,
+    connections,
+    process,
+    recording_provider,
+)
+from gateway.demo.program import RUN, STEP, read_journal
+from gateway.demo.record import (
+    INPUT_USD,
+    OUTPUT_USD,
+    ProcessKill,
+    RunsReported,
+    Step,
+    StepCall,
+    WorkflowArm,
+    step_call,
+)
+from gateway.demo.show import (
     Display,
     check_folder,
     lay_out,
@@ -31,21 +53,7 @@ from gateway.demo.show.show import (
     times,
     workflow_chart,
 )
-from gateway.demo.storm.clients import API_KEY, MODEL, AskFailedError, Caller, connections
-from gateway.demo.storm.storm import DIRECT, THROUGH
-from gateway.demo.workflow import program
-from gateway.demo.workflow.program import RUN, STEP
-from gateway.demo.workflow.reckoning import (
-    INPUT_USD,
-    OUTPUT_USD,
-    ProcessKill,
-    RunsReported,
-    Step,
-    StepCall,
-    WorkflowArm,
-    read_journal,
-    step_call,
-)
+from gateway.demo.storm import DIRECT, THROUGH
 from gateway.products.jobs.sqlite_rows import kept_steps
 
 RUNS_PER_KILL = 10
@@ -220,9 +228,6 @@ async def _keep_counting(arm: WorkflowArm, folder: Path) -> None:
     while True:
         arm.finished_so_far = sum(entry.what == "done" for entry in read_journal(folder / "journal"))
         await asyncio.sleep(10 * _LOOK_S)
-
-
-# Shows the demo of workflows, from its first line to its table and its chart.
 
 
 _NAME = 24

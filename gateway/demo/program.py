@@ -14,15 +14,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import orjson
 import uvloop
 
 from gateway.core.http.client.transport import Http1Transport
-from gateway.demo.storm.clients import API_KEY, MODEL
-from gateway.demo.workflow.reckoning import read_journal
+from gateway.demo.clients import API_KEY, MODEL
 
 RUN, STEP = "order-", "step-"
 """What the ids of runs and steps begin with; the number of a run is behind it, that of a step plus one."""
@@ -128,3 +127,22 @@ async def _main(address: str, journal: str, runs: str, steps: str, remembers: st
 
 if __name__ == "__main__":
     uvloop.run(_main(*sys.argv[1:]))
+
+
+class JournalEntry(NamedTuple):
+    """What happened in the program, in its own words."""
+
+    at: float
+    """Of a clock that all processes share."""
+    run: int
+    what: str
+    """`begin`, `answered`, `replayed`, `failed` or `done`."""
+    step: int
+    status: int | None
+    """Of the answer that was a failure; None: there was none."""
+
+
+def read_journal(path: Path) -> list[JournalEntry]:
+    """Returns the entries of a journal, which need not be there."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [JournalEntry(*orjson.loads(line)) for line in lines]

@@ -23,18 +23,12 @@ from typing import Any, TextIO, TypeVar
 
 import uvloop
 
-from gateway.demo.record import BatchRun, Fate, Run, Trial, fates_by_second, per_second
-from gateway.demo.storm.clients import choose_client
-from gateway.demo.storm.storm import Outage, Storm, run_outage, run_storm
-from gateway.demo.workflow.reckoning import WorkflowArm
+from gateway.demo.clients import choose_client
+from gateway.demo.record import BatchRun, Fate, Run, Trial, WorkflowArm, fates_by_second, per_second
+from gateway.demo.storm import Outage, Storm, run_outage, run_storm
 
-# The demos' charts as SVG, a panel per run and a bar per second: calls against the limit, or the outcomes of calls.
-#
-# Of a batch the only panel has the provider's answers, and when there was no gateway; of workflows the panels have what
-# was paid.
-#
-# Pure. A chart has a background of its own, for light and dark pages. Invariants: all panels have the same scales; a bar that
-# is higher than its panel is cut off and labelled with its number.
+# Charts as SVG, a panel per run and a bar per second, on a background of their own for light and dark pages. All panels have
+# the same scales; a bar that is higher than its panel is cut off and labelled with its number.
 
 
 WIDTH, MARGIN, LEFT, PANEL, HEADING, BOTTOM, LABEL = 860, 24, 60, 130, 52, 64, 22

@@ -1,1 +1,0 @@
-"""The scenarios of a storm of calls and of an outage, and the clients that make them."""
