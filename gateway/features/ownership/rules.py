@@ -394,11 +394,6 @@ def reads_everybodys(body: bytes) -> bool:
     return _EVERYBODYS.search(body) is not None or any(escape in body for escape in _ESCAPED_LETTERS)
 
 
-def too_many() -> InvalidRequest:
-    """Returns the error for a body that names more objects than can be looked up in one go."""
-    return InvalidRequest(f"The body names more than {MOST_FOUND} objects; send it in parts.", code="too_many_objects")
-
-
 def _in_parts(body: bytes, content_type: bytes) -> Iterator[NamedId | None]:
     """Yields the ids of a form's fields: `file_id`, `file_ids[]`, `image[file_id]`; and of the lines of a batch file."""
     found: list[Part] = []

@@ -17,7 +17,7 @@ import orjson
 
 from gateway.core.answers import FirstAnswer
 from gateway.core.call import Call
-from gateway.core.errors import NoTargetAvailable, NotFound, OwnerUnknown
+from gateway.core.errors import InvalidRequest, NoTargetAvailable, NotFound, OwnerUnknown
 from gateway.core.openai.sse import event_data, json_object
 from gateway.core.ports import Objects
 from gateway.core.snapshot import Target
@@ -41,7 +41,6 @@ from gateway.features.ownership.rules import (
     ids_in_body,
     may_name,
     reads_everybodys,
-    too_many,
 )
 from gateway.features.reuse.layers import result_or_default
 
@@ -66,11 +65,6 @@ def ids_in_answer(concern: ObjectAccess, answer: Mapping[str, Any]) -> list[str]
         return []
     found = [*_created(place, answer)] if concern.method == "POST" else []
     return [id for id in (*found, *_made(place, answer)) if isinstance(id, str) and id]
-
-
-def ids_of_item(kind: str, item: Mapping[str, Any]) -> list[str]:
-    """Returns the ids that an object of the caller's own shows in a list."""
-    return [id for id in _made(ObjectPath(kind), item) if isinstance(id, str) and id]
 
 
 def _created(place: ObjectPath, answer: Mapping[str, Any]) -> Iterator[Any]:
@@ -286,11 +280,6 @@ class Filling:
         return orjson.dumps(page)
 
 
-def list_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Returns the headers without those that describe the provider's bytes."""
-    return [header for header in headers if header[0] not in _MARKS]
-
-
 # Keeps objects at providers apart by tenant: owners are checked before a call is sent, and recorded before its answer is.
 #
 #     concerns -> admit (404 for what is not the tenant's) -> … -> learn (and lists filled) | watched (streams)
@@ -343,7 +332,9 @@ class Ownership:
                     named[one.id] = one
                     at_known_places += one.is_known_place
                 if at_known_places > MOST_FOUND:
-                    raise too_many()
+                    raise InvalidRequest(
+                        f"The body names more than {MOST_FOUND} objects; send it in parts.", code="too_many_objects"
+                    )
             if concern.place is not None and concern.place.kind == "evals" and reads_everybodys(call.body):
                 raise _not_yours("data_source")
         await self._check(call, rules, [one for one in named.values() if not rules.is_everybodys(one.id)])
@@ -460,7 +451,9 @@ class Ownership:
                     return opened
         finally:
             call.query = sent
-        return replace(first, headers=list_headers(first.headers), body=filling.body())
+        # Without the headers that describe the provider's bytes.
+        headers = [header for header in first.headers if header[0] not in _MARKS]
+        return replace(first, headers=headers, body=filling.body())
 
     async def _are_own(
         self, call: Call, rules: ObjectRules, concern: ObjectAccess, target: Target, items: Sequence[Any]
@@ -471,8 +464,12 @@ class Ownership:
         owners = await self._owners(rules.scopes[target.provider], ids)
         is_own = [owner == call.tenant or rules.is_everybodys(id) for id, owner in zip(ids, owners, strict=True)]
         if concern.place is not None:
-            kind = concern.place.kind
-            made = [id for item, own in zip(items, is_own, strict=True) if own for id in ids_of_item(kind, item)]
+            # What an object of the caller's own shows in the list is the caller's, too.
+            kind, own_items = (
+                ObjectPath(concern.place.kind),
+                [item for item, own in zip(items, is_own, strict=True) if own],
+            )
+            made = [id for item in own_items for id in _made(kind, item) if isinstance(id, str) and id]
             await self._own(call, rules, target, made)
         return is_own
 
