@@ -31,7 +31,8 @@ TO_GEMINI = ("gemini/out_answer", "gemini/out_request", "gemini/translators")
 GENERATE = ("gemini/in_answer", "gemini/in_gaps", "gemini/in_request")
 SHARED = ("schema_tools/tools", "openai/fields")
 FIELDS = ("schema_tools/chat_parts", "schema_tools/schema")
-EMBEDDINGS = ("embeddings/over_generate", "embeddings/common", "embeddings/over_invoke")
+EMBEDDINGS = ("embeddings without EmbeddingsOverInvoke", "embeddings without EmbeddingsOverGenerate")
+"""Of Google and of Bedrock: what they have in common, and the class of each."""
 PAGES_OF = {
     "docs/dialects/anthropic.md": ("## What does not", (*CHAT, *FIELDS), out_parts.CHAT_ONLY),
     "docs/dialects/gemini.md": ("## What does not", (*TO_GEMINI, FIELDS[0], EMBEDDINGS[0]), gemini.CHAT_ONLY),

@@ -141,7 +141,7 @@ ENDPOINTS: Final = (
     "realtime",
     PASSTHROUGH,
 )
-"""Keep in step with the table in routes.py, and with those of dialects/http/door.py and products/realtime/http.py."""
+"""Keep in step with the table in routes.py, and with those of dialects/http.py and products/realtime/http.py."""
 _FIELDS: Final = ("connect", "write", "first_byte", "idle", "total")
 _MORE: Final = (*_FIELDS, "first_event")
 _SUSPECT: Final = ("after", "in_flight")

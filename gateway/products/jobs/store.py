@@ -400,16 +400,16 @@ def has_jobs(path: str) -> bool:
 
 def no_jobs(wall: Callable[[], float]) -> JobStore:
     """Returns an empty store, to look into where there is no file yet."""
-    from gateway.drivers.sqlite_file import IN_MEMORY
-    from gateway.products.jobs.sqlite_store import SqliteJobStore
+    from gateway.drivers.sqlite_file import IN_MEMORY  # loads SQLite, which a gateway without jobs does not
+    from gateway.products.jobs.sqlite_store import SqliteJobStore  # a gateway without jobs does not load it
 
     return SqliteJobStore(IN_MEMORY, wall)
 
 
 def copier_of(store: JobStore) -> tuple[str, Callable[[str], Awaitable[str | None]]] | None:
     """Returns the path of the store's file, and what copies it to another path; None: it is in no file."""
-    from gateway.drivers.sqlite_file import IN_MEMORY
-    from gateway.products.jobs.sqlite_store import SqliteJobStore
+    from gateway.drivers.sqlite_file import IN_MEMORY  # loads SQLite, which a gateway without jobs does not
+    from gateway.products.jobs.sqlite_store import SqliteJobStore  # a gateway without jobs does not load it
 
     if isinstance(store, SqliteJobStore) and store.path != IN_MEMORY:
         return store.path, store.backup
