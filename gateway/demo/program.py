@@ -37,6 +37,25 @@ _TASK = (
 )
 
 
+class JournalEntry(NamedTuple):
+    """What happened in the program, in its own words."""
+
+    at: float
+    """Of a clock that all processes share."""
+    run: int
+    what: str
+    """`begin`, `answered`, `replayed`, `failed` or `done`."""
+    step: int
+    status: int | None
+    """Of the answer that was a failure; None: there was none."""
+
+
+def read_journal(path: Path) -> list[JournalEntry]:
+    """Returns the entries of a journal, which need not be there."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [JournalEntry(*orjson.loads(line)) for line in lines]
+
+
 class StepFailedError(Exception):
     """A step has no answer."""
 
@@ -127,22 +146,3 @@ async def _main(address: str, journal: str, runs: str, steps: str, remembers: st
 
 if __name__ == "__main__":
     uvloop.run(_main(*sys.argv[1:]))
-
-
-class JournalEntry(NamedTuple):
-    """What happened in the program, in its own words."""
-
-    at: float
-    """Of a clock that all processes share."""
-    run: int
-    what: str
-    """`begin`, `answered`, `replayed`, `failed` or `done`."""
-    step: int
-    status: int | None
-    """Of the answer that was a failure; None: there was none."""
-
-
-def read_journal(path: Path) -> list[JournalEntry]:
-    """Returns the entries of a journal, which need not be there."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [JournalEntry(*orjson.loads(line)) for line in lines]
