@@ -332,9 +332,8 @@ class Gateway:
 
     def _follow_news(self, shared: SharedStore) -> None:
         """Listens to the other replicas: for limits and health, and for questions that they keep or were told to forget."""
-        from gateway.features.reuse.redis_answers import (
-            decode_selection,  # loaded where stores are shared  # a gateway that shares nothing does not load it
-        )
+        # Loaded where stores are shared.
+        from gateway.features.reuse.redis_answers import decode_selection
         from gateway.features.semantic.redis import decode_news  # as above
 
         layers = self._pipeline.replays.layers
