@@ -35,22 +35,21 @@ from gateway.admin.operations import (
 )
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
-from gateway.core.calllog import CallLog
 from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
 from gateway.core.config.describe import describe
 from gateway.core.config.fields import SQLITE, is_loopback
 from gateway.core.config.load import load_snapshot
 from gateway.core.edge import Edge
 from gateway.core.http.client.model_lists import ModelLists
-from gateway.core.http.client.pools import Pools
+from gateway.core.http.client.transport import Pools
 from gateway.core.http.client.wire import Wire
 from gateway.core.http.server import HttpServer, listen_on
+from gateway.core.intake import InFlight
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import SharedStore
-from gateway.core.request_head import OTHER
-from gateway.core.serving import InFlight
+from gateway.core.request_fields import OTHER
 from gateway.core.snapshot import Policies, PolicySnapshot, Provider
-from gateway.core.telemetry import Telemetry
+from gateway.core.telemetry import CallLog, Telemetry
 from gateway.core.types import Upstream
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.credentials.clouds import Clouds

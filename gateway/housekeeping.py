@@ -18,10 +18,10 @@ from gateway.core.answers import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import LEAST_STEP_S, Clock
 from gateway.core.config.load import Reloader, ReloadReport
 from gateway.core.http.client.model_lists import ModelLists
-from gateway.core.http.client.pools import Pools
+from gateway.core.http.client.transport import Pools
 from gateway.core.http.server import HttpServer
+from gateway.core.intake import InFlight
 from gateway.core.ports import SharedStore, Store
-from gateway.core.serving import InFlight
 from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.core.errors import BodyTimeout, GatewayError, InternalError, MethodNotAllowed, NotFound
 from gateway.core.http.connection import HotEndpoints
@@ -151,7 +151,7 @@ class PassThrough(Route):
         self._policies = policies
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if not request_head.is_relayed(self._policies.current, scope["path"]):
+        if not request_fields.is_relayed(self._policies.current, scope["path"]):
             return Match.NONE, {}
         return super().matches(scope)
 
@@ -172,7 +172,7 @@ def build_front(
         routes += [Route(path, sockets.realtime, methods=["GET"]) for path in PATHS]
         routes = [*(Upgrade(path, sockets.responses, methods=["GET"]) for path in SOCKET_PATHS), *routes]
     routes += generate_routes(GenerateDoor(edge, meter), policies)
-    routes.append(PassThrough(policies, Served(edge, request_head.OTHER)))
+    routes.append(PassThrough(policies, Served(edge, request_fields.OTHER)))
     return Front(edge, hot, build_app(routes, meter), session_paths)
 
 
@@ -192,7 +192,7 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
         policy = policies.current
         if is_googles(request):
             return googles_page(request, policy)
-        key, _ = request_head.authenticate(policy, request_head.index_headers(request.scope["headers"]))
+        key, _ = request_fields.authenticate(policy, request_fields.index_headers(request.scope["headers"]))
         if is_anthropics(request):
             names = [*policy.models, *(plan.model_name for plan in policy.pipelines.values())]
             return json_response(models_page(request, [n for n in names if _may_use(key, n)], policy.loaded_at))
@@ -208,9 +208,9 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
         policy = policies.current
         if is_googles(request):
             return googles_model(request, policy)
-        key, _ = request_head.authenticate(policy, request_head.index_headers(request.scope["headers"]))
+        key, _ = request_fields.authenticate(policy, request_fields.index_headers(request.scope["headers"]))
         name = request.path_params["name"]
-        model = request_head.find_model(policy, key, name)
+        model = request_fields.find_model(policy, key, name)
         if is_anthropics(request):
             return json_response(shapes.model_page([(name, policy.loaded_at)])["data"][0])
         return json_response(_model_object(name, model, policy.loaded_at))
@@ -239,7 +239,7 @@ def _may_use(key: Key, name: str) -> bool:
 
 
 def _error_response(request: Request, error: GatewayError) -> Response:
-    request_id = request_head.request_id(dict(request.scope["headers"])) or new_request_id()
+    request_id = request_fields.request_id(dict(request.scope["headers"])) or new_request_id()
     is_message = is_anthropics(request)
     body = message_error_body(error, request_id) if is_message else error_body(error)
     if is_googles(request):

@@ -116,11 +116,11 @@ PURE = (
     "gateway.products.jobs.model",
     "gateway.products.jobs.request",
     "gateway.products.pipelines.advance",
-    "gateway.products.pipelines.answer",
+    "gateway.products.pipelines.advance",
     "gateway.products.pipelines.compile",
     "gateway.products.pipelines.templates",
     "gateway.products.pipelines.templates",
-    "gateway.products.responses.events",
+    "gateway.products.responses.rules",
     "gateway.products.responses.keeping",
     "gateway.products.responses.socket_turns",
 )

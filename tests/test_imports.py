@@ -49,7 +49,6 @@ UNUSED = {
     "gateway.dialects.anthropic.in_answer": "nobody has asked for Messages",
     "gateway.dialects.openai.translators": "nobody was asked in another language",
     "gateway.emulator.app": "no provider is emulated",
-    "gateway.emulator.server": "no provider is emulated",
     "gateway.credentials.sources": "no provider is called with a cloud's credential",
     "cryptography": "it has no service account",
     "gateway.demo": "it is no demo",

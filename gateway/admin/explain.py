@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.balancing import Action, Choice, ClassRule, Retries
 from gateway.core.error_tables import Diagnosis, ErrorAnswer, ErrorRule, ErrorTable, answer_of, read_body
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
@@ -19,7 +19,7 @@ from gateway.core.openai.media import MEDIA
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import Capabilities
 from gateway.core.patience import SDK_S
-from gateway.core.peek import Peeked, peek
+from gateway.core.request_fields import Peeked, peek
 from gateway.core.route_plan import RoutePlan, plan_route
 from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target, targets_hidden_from_callers
 from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
@@ -67,7 +67,9 @@ def explain(
     key = _key(policy, key_name)
     peeked = peek(endpoint, body, {})
     model = (
-        request_head.find_model(policy, key, peeked.model) if peeked.model else request_head.unnamed_model(policy, key)
+        request_fields.find_model(policy, key, peeked.model)
+        if peeked.model
+        else request_fields.unnamed_model(policy, key)
     )
     if model is None:
         return f"relayed as it is, by passthrough, to the provider {policy.passthrough.provider if policy.passthrough else '-'}"

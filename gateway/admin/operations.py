@@ -41,14 +41,13 @@ from gateway.core.health.breaker import Breaker
 from gateway.core.health.detector import Suspicion
 from gateway.core.health.target_health import Account
 from gateway.core.health.times import Latency
-from gateway.core.intake import read_object
+from gateway.core.intake import InFlight, read_object
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import LimitRow, LimitSet
 from gateway.core.limits.reservation import ready_at
 from gateway.core.patience import ClientPatience
 from gateway.core.ports import StoreHealth
-from gateway.core.request_head import refuse_pages
-from gateway.core.serving import InFlight
+from gateway.core.request_fields import refuse_pages
 from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot
 from gateway.core.telemetry import CostTotals
 from gateway.core.types import LANES, Lane

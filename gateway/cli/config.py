@@ -12,7 +12,7 @@ from gateway.core.config.fields import substitute
 from gateway.core.config.load import load_snapshot
 from gateway.core.config.schema import AdminEntry, ServerEntry, check
 from gateway.core.config.source import Document, read_document
-from gateway.core.http.client.pools import Pools
+from gateway.core.http.client.transport import Pools
 from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot import PolicySnapshot, Provider
 from gateway.settings import Settings

@@ -22,8 +22,8 @@ from gateway.demo.record import broken_promises
 from gateway.demo.show import Display, show, show_outage
 from gateway.demo.storm import Outage, Storm
 from gateway.demo.workflow import RUNS_PER_KILL, WorkflowDemo, show_workflow, workflow_table
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 
 
 def demo(options: argparse.Namespace) -> int:

@@ -27,13 +27,12 @@ from gateway.core.http.writing import (
     start_stream,
     write_whole,
 )
-from gateway.core.intake import AT_ONCE, Intake
+from gateway.core.intake import AT_ONCE, EVENT_STREAM, InFlight, Intake, ServedRequest
 from gateway.core.ledger import answer_headers
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter
 from gateway.core.relay import StreamBroken
 from gateway.core.render import around_json, named_request, on_one_line, own_error_event, whole_as_events
-from gateway.core.serving import EVENT_STREAM, InFlight, ServedRequest
 from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint
 from gateway.core.waiting import KeepAlive, Shedding

@@ -1,9 +1,12 @@
-"""Bytes to Call: who calls, what for, until when, and along which route.
+"""Bytes to Call: who calls, what for, until when, and along which route; and who is being served right now.
 
     admit (headers: may it come in?) -> the body -> call (body: what does it ask for?)
 
-Most requests bring none of the headers by which a call may ask for something of its own: of those nothing is looked up but
-their route's plan. Every refusal of a request that is read to its end is raised here, in the order in which checks are cheap.
+First what may be stopped: one request in flight (`Serving`), the bytes of unfinished bodies, all requests in flight, and a
+request on its HTTP connection; a request is stopped by cancelling its task with a reason, which the edge turns into an answer
+or into silence. Then the intake itself. Most requests bring none of the headers by which a call may ask for something of its
+own: of those nothing is looked up but their route's plan. Every refusal of a request that is read to its end is raised here, in
+the order in which checks are cheap.
 """
 
 from __future__ import annotations
@@ -15,18 +18,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from starlette.requests import ClientDisconnect, Request
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, GatewayOverloaded, InvalidRequest, ShuttingDown
-from gateway.core.http.writing import AsgiCycle, too_large
+from gateway.core.http.writing import AnyCycle, AsgiCycle, begin_stream, too_large, write_chunk
 from gateway.core.openai import headers as allow_lists
 from gateway.core.openai.bodies import parts_in_steps
-from gateway.core.openai.sse import json_object
+from gateway.core.openai.sse import comment_end, json_object
 from gateway.core.openai.usage import other_model_field
 from gateway.core.patience import (
     FEWEST_MOMENTS,
@@ -38,9 +41,9 @@ from gateway.core.patience import (
     client_of,
     patience_s,
 )
-from gateway.core.peek import LargeBodies, Peeked, form_boundary, peek
+from gateway.core.render import named_request, new_request_id
+from gateway.core.request_fields import LargeBodies, Peeked, form_boundary, peek
 from gateway.core.route_plan import RoutePlan, RoutePlans, plan_route
-from gateway.core.serving import InFlight, ServedRequest, StopReason, UnfinishedMessage
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
@@ -62,7 +65,248 @@ from gateway.products.jobs.request import responds_async
 from gateway.products.pipelines.http import await_run
 
 if TYPE_CHECKING:
-    from gateway.core.websocket import SocketEnd  # whose library a gateway without sessions does not load
+    from gateway.core.call import Call
+    from gateway.core.route_plan import RoutePlan
+    from gateway.core.snapshot import Key, PolicySnapshot
+    from gateway.core.types import Lane
+    from gateway.core.websocket import SocketEnd
+
+# Who is being served right now, and how to stop them: the client left, its body is too slow, the process is going down.
+#
+# First one request as those see it who may stop it (`Serving`), the bytes of unfinished bodies, and all requests in flight;
+# then a request on its HTTP connection, with what the edge has learnt of it. A request is stopped by cancelling its task with a
+# reason; the edge turns the reason into an answer, or into silence.
+
+StopReason = Literal["client_gone", "body_timeout", "no_room", "shutdown"]
+
+
+class Serving:
+    """One request being served."""
+
+    __slots__ = ("call", "reading_until", "stopped", "task")
+
+    is_connection = False
+    """It is a connection that serves many requests, and wants to be looked after."""
+
+    def __init__(self, task: asyncio.Task[None] | None) -> None:
+        self.task = task
+        self.stopped: StopReason | None = None
+        self.call: Call | None = None
+        """What came of the request, once it is one."""
+        self.reading_until: float | None = None
+        """While its body is being read: when that has to be done."""
+
+    def stop(self, reason: StopReason) -> None:
+        """Cancel the request, with the reason as the message of its CancelledError; the first reason counts."""
+        if self.stopped is None and self.task is not None:
+            self.stopped = reason
+            self.task.cancel(reason)
+
+    def look_after(self, now: float, *, is_draining: bool) -> None:
+        """What a connection does about once a second."""
+
+    @property
+    def payer(self) -> str:
+        """Whose unfinished bodies are counted together."""
+        return ""
+
+    def client_gone(self) -> None:
+        """What the connection calls when it is lost: nobody waits any more, unless others do."""
+        if self.call is not None and self.call.followers:
+            self.call.left = True
+        else:
+            self.stop("client_gone")
+
+
+class UnfinishedMessage(Serving):
+    """What has come of a message on a WebSocket whose end has not, as those who stop slow and large bodies see it.
+
+    So is a body that a route of ASGI reads.
+    """
+
+    __slots__ = ("_close", "_payer", "bytes")
+
+    def __init__(self, payer: str, close: Callable[[StopReason], object]) -> None:
+        """`close` ends the connection, or the reading."""
+        super().__init__(None)
+        self.bytes = 0
+        self._payer = payer
+        self._close = close
+
+    @property
+    def payer(self) -> str:
+        return self._payer
+
+    def stop(self, reason: StopReason) -> None:
+        if self.stopped is None:
+            self.stopped = reason
+            self._close(reason)
+
+
+class UnfinishedBodies:
+    """The bytes of all bodies of which more is awaited.
+
+    Invariant: they are within the bound that is given, but for those of a lone reader.
+    """
+
+    __slots__ = ("_readers", "bytes")
+
+    def __init__(self) -> None:
+        self._readers: dict[Serving, int] = {}  # the oldest first
+        self.bytes = 0
+
+    def count(self, reader: Serving, most: int, size: int) -> None:
+        """Count what has come for a reader. Beyond `most` in all, the newest readers of whoever has the most are stopped."""
+        self._readers[reader] = self._readers.get(reader, 0) + size
+        self.bytes += size
+        while self.bytes > most and len(self._readers) > 1:
+            of_payers: dict[str, int] = {}
+            for each, waiting in self._readers.items():
+                of_payers[each.payer] = of_payers.get(each.payer, 0) + waiting
+            largest = max(of_payers, key=of_payers.__getitem__)
+            newest = next(each for each in reversed(self._readers) if each.payer == largest)
+            self.end(newest)
+            newest.stop("no_room")
+
+    def end(self, reader: Serving) -> None:
+        """No more of this body is awaited."""
+        self.bytes -= self._readers.pop(reader, 0)
+
+
+class InFlight:
+    """All requests being served."""
+
+    __slots__ = ("bodies", "draining", "leaving", "serving")
+
+    def __init__(self) -> None:
+        self.bodies = UnfinishedBodies()
+        self.serving: set[Serving] = set()
+        """Who is being served: the edge adds each request, and takes it out when it is answered or its client is gone."""
+        self.leaving = False
+        """The process will soon be gone, and is ready no more: who deals out connections has to hear of it first."""
+        self.draining = False
+        """The process is on its way out: no new calls."""
+
+    def __len__(self) -> int:
+        return len(self.serving)
+
+    def present(self) -> frozenset[Serving]:
+        """Those being served at this moment; may be asked from any thread."""
+        return frozenset(self.serving)
+
+    def message_came(self, message: UnfinishedMessage, size: int, most: int, ends_at: float) -> None:
+        """So much has come of a message; 0: it has ended. It may take until `ends_at`, once it is too large to be small."""
+        if not size:
+            message.bytes, message.reading_until = 0, None
+            self.serving.discard(message)
+            self.bodies.end(message)
+        elif message.stopped is None:
+            self.serving.add(message)
+            message.reading_until = message.reading_until or ends_at
+            size, message.bytes = size - message.bytes, size
+            self.bodies.count(message, most, size)
+
+    def sweep(self, now: float) -> None:
+        """Stop requests whose body takes too long, and look after connections of many; called about once a second."""
+        for serving in [one for one in self.serving if one.reading_until is not None and one.reading_until < now]:
+            serving.stop("body_timeout")
+        for connection in [one for one in self.serving if one.is_connection]:
+            connection.look_after(now, is_draining=self.draining)
+
+    def abort(self) -> None:
+        """The grace is over: stop everybody; streams end with an error event."""
+        for serving in list(self.serving):
+            serving.stop("shutdown")
+
+
+EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+INTERIM = {102: b"HTTP/1.1 102 Processing\r\n\r\n", 103: b"HTTP/1.1 103 Early Hints\r\n\r\n"}
+UNREAD_COMMENTS_BYTES = 256
+"""What may wait for a client to read it before it gets another comment: a few of them."""
+
+
+class ServedRequest(Serving):
+    """One request on its connection."""
+
+    __slots__ = (
+        "credential",
+        "cycle",
+        "has_options",
+        "is_echo",
+        "kept_alive",
+        "key",
+        "lane",
+        "plan",
+        "policy",
+        "request_id",
+        "started",
+        "wait_s",
+    )
+
+    # Known once the caller is, and the last of them once the body is read.
+    policy: PolicySnapshot
+    key: Key
+    credential: bytes | None
+    lane: Lane
+    has_options: bool
+    """Some header asks for what calls do without as a rule."""
+    plan: RoutePlan
+
+    def __init__(self, cycle: AnyCycle) -> None:
+        self.task = cycle.task
+        self.stopped = self.call = self.reading_until = None
+        self.cycle = cycle
+        self.request_id = new_request_id()
+        self.is_echo = False
+        self.kept_alive = False
+        """The head has gone out, with comments behind it."""
+        self.started = False
+        """What answers the request is on its way."""
+        self.wait_s: float | None = None
+        """The client takes a job for an answer, after it has waited so long; None: it wants the answer itself."""
+
+    @property
+    def payer(self) -> str:
+        return self.key.tenant
+
+    def identify(self, sent: str) -> None:
+        """Take the client's own request id."""
+        self.is_echo = True
+        self.request_id = sent
+
+    def comment(self, text: bytes) -> bool:
+        """Send an SSE comment, behind the head if it is the first; False when there is nobody to send it to any more.
+
+        A client that does not read gets no more of them: they would only pile up.
+        """
+        cycle = self.cycle
+        if self.started or cycle.disconnected or cycle.transport.is_closing():
+            return False
+        comment = b": %b%b" % (text, comment_end(cycle.index))
+        if not self.kept_alive:
+            self.kept_alive = True
+            own_id = self.request_id.encode()
+            headers = [*EVENT_STREAM, (b"x-gateway-request-id", own_id), (b"x-request-id", own_id)]
+            if cycle.endpoint.sse == "messages":
+                named_request(headers)
+            begin_stream(cycle, headers, comment)
+        elif cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
+            write_chunk(cycle, comment)
+        return True
+
+    def interim(self, _text: bytes) -> bool:
+        """Send an interim response; False when there is nobody to send it to any more."""
+        cycle, call = self.cycle, self.call
+        if self.started or call is None or cycle.disconnected or cycle.transport.is_closing():
+            return False
+        if cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
+            cycle.transport.write(INTERIM[call.model.holding.interim or 103])
+        return True
+
+    def abort(self) -> None:
+        """Break the connection off, so that a body cut short cannot look complete."""
+        self.cycle.transport.abort()
+
 
 # Small bodies, off the hot path: read whole, within the time that bodies have, as the JSON objects that they are to be.
 
@@ -167,7 +411,7 @@ def _refuse(key: Key, name: str) -> None:
 
 
 _USER_AGENT = b"user-agent"
-_OPTIONS_AND_CLIENT = request_head.OPTIONS | {_USER_AGENT}
+_OPTIONS_AND_CLIENT = request_fields.OPTIONS | {_USER_AGENT}
 log = logging.getLogger("gateway.intake")
 TRY_LATER, RESTART, POLICY = 1013, 1012, 1008
 """Why a WebSocket is closed (IANA's WebSocket Close Code Number Registry)."""
@@ -209,7 +453,7 @@ class Intake:
         self.patience = ClientPatience()
         self._learned_until = 0.0
         """When the last client is forgotten that was seen to hang up soon; 0.0: there is none."""
-        self._options = request_head.OPTIONS
+        self._options = request_fields.OPTIONS
         self._forwarded = allow_lists.request_headers()
         self._passed_through = allow_lists.passthrough_request_headers()
         self._account = allow_lists.account_headers()
@@ -305,11 +549,11 @@ class Intake:
         cycle, server = served.cycle, served.policy.server
         announced = cycle.index.get(b"content-length", b"")
         length = int(announced) if announced.isdigit() and len(announced) < 18 else 0
-        most = server.max_body_bytes or request_head.MOST_STREAMED_BYTES
-        if not isinstance(cycle, AsgiCycle) or not request_head.STREAMED_FROM_BYTES < length <= most:
+        most = server.max_body_bytes or request_fields.MOST_STREAMED_BYTES
+        if not isinstance(cycle, AsgiCycle) or not request_fields.STREAMED_FROM_BYTES < length <= most:
             return None
-        path, kind = request_head.passthrough_path(cycle.scope), cycle.index.get(b"content-type", b"")
-        if not request_head.is_streamed(served.policy, path, kind):
+        path, kind = request_fields.passthrough_path(cycle.scope), cycle.index.get(b"content-type", b"")
+        if not request_fields.is_streamed(served.policy, path, kind):
             return None
         return StreamedBody(length, self._timed(served, cycle.pieces(), server.body_timeout_s))
 
@@ -338,18 +582,18 @@ class Intake:
         index = cycle.index
         served.has_options = has_options = not self._options.isdisjoint(index)
         if len(index) != len(cycle.headers):
-            request_head.refuse_doubles(cycle.headers)
+            request_fields.refuse_doubles(cycle.headers)
         if has_options:
-            sent_id = request_head.request_id(index)
+            sent_id = request_fields.request_id(index)
             if sent_id is not None:
                 served.identify(sent_id)
         if self._inflight.draining:
             raise ShuttingDown("The gateway is shutting down and takes no new calls.")
-        key, served.credential = request_head.authenticate(policy, index)
+        key, served.credential = request_fields.authenticate(policy, index)
         lane = key.lane
         if has_options:
-            request_head.refuse_encoded(index)
-            lane = request_head.choose_lane(key, index)
+            request_fields.refuse_encoded(index)
+            lane = request_fields.choose_lane(key, index)
         if self._overload.level and self._overload.sheds(lane):
             raise self._overload.refusal(lane)
         served.key, served.lane = key, lane
@@ -378,8 +622,8 @@ class Intake:
             refuse_other_readings(key, endpoint, peeked.parsed or (), body, index)
         tenant, deadline, is_callers = plan.tenant, now + plan.deadline_s, False
         if served.has_options:
-            tenant = request_head.choose_tenant(key, index)
-            deadline, is_callers = request_head.deadline(policy, plan, served.lane, index, now)
+            tenant = request_fields.choose_tenant(key, index)
+            deadline, is_callers = request_fields.deadline(policy, plan, served.lane, index, now)
             if not is_callers and self._learned_until:  # some client was seen to hang up soon: perhaps this one
                 deadline = min(deadline, now + self._patience_s(plan, key, index, now))
         if endpoint.request == "any":
@@ -387,7 +631,7 @@ class Intake:
         else:
             forwarded = self._forwarded.keep(headers)
             if endpoint.request == "json" and b"json" not in index.get(b"content-type", b""):
-                forwarded = request_head.as_json(forwarded)
+                forwarded = request_fields.as_json(forwarded)
         if plan.passes_account:
             forwarded += self._account.keep(headers)
         # By position, in the order of the fields: keywords would cost something on each call.
@@ -409,7 +653,7 @@ class Intake:
             deadline,
             is_callers,
             cycle.method,
-            endpoint.path or request_head.passthrough_path(cycle.scope),
+            endpoint.path or request_fields.passthrough_path(cycle.scope),
             cycle.query,
             served.is_echo,
             tenant,
@@ -427,10 +671,10 @@ class Intake:
                 wait_s = responds_async(headers)
                 served.wait_s = served.wait_s if wait_s is None else wait_s
             if b"x-gateway-strict" in index:
-                call.model = request_head.strictly(call.model, index)
-            call.sdk_retry = request_head.sdk_retry(index)
-            call.idempotency_key = request_head.idempotency_key(index, endpoint)
-            call.cache_control = request_head.cache_control(headers) if b"cache-control" in index else None
+                call.model = request_fields.strictly(call.model, index)
+            call.sdk_retry = request_fields.sdk_retry(index)
+            call.idempotency_key = request_fields.idempotency_key(index, endpoint)
+            call.cache_control = request_fields.cache_control(headers) if b"cache-control" in index else None
             names_part = RUN in index or WORKFLOW in index or TASK in index or STEP in index or OUTCOME in index
             if BAGGAGE in index:
                 call.headers = without_own_baggage(forwarded)
@@ -446,7 +690,7 @@ class Intake:
         call, index = served.call, served.cycle.index
         if call is None or call.left or served.started or call.deadline_is_callers:
             return
-        if not request_head.is_unknown_client(served.plan, index):
+        if not request_fields.is_unknown_client(served.plan, index):
             return
         now, client = self._clock.monotonic(), client_of(call.key.name, index.get(_USER_AGENT, b""))
         seen = self.patience.hung_up(client, now - call.received_at, now)
@@ -475,8 +719,8 @@ class Intake:
     def _patience_s(self, plan: RoutePlan, key: Key, index: dict[bytes, bytes], now: float) -> float:
         """Returns for how many seconds a call waits whose client may have been seen to hang up; inf: it is not known."""
         if now >= self._learned_until:
-            self._learned_until, self._options = 0.0, request_head.OPTIONS
-        if not request_head.is_unknown_client(plan, index):
+            self._learned_until, self._options = 0.0, request_fields.OPTIONS
+        if not request_fields.is_unknown_client(plan, index):
             return inf
         return self.patience.of(client_of(key.name, index.get(_USER_AGENT, b"")), now)
 
@@ -502,7 +746,7 @@ class Intake:
         policy, key, endpoint = served.policy, served.key, served.cycle.endpoint
         is_callers = served.credential is not None
         if endpoint.request != "any" and name:
-            model = request_head.find_model(policy, key, name)
+            model = request_fields.find_model(policy, key, name)
             plan = plan_route(policy, key, model, endpoint, is_callers=is_callers)
             if model.pipeline is not None:  # not remembered: each of its calls comes by here, and no other is asked
                 served.wait_s = await_run(policy, name)
@@ -512,9 +756,9 @@ class Intake:
         scope = served.cycle.scope
         unnamed = None
         if endpoint.request != "any":
-            unnamed = request_head.unnamed_model(policy, key)
+            unnamed = request_fields.unnamed_model(policy, key)
             # what nobody has named has no price
-            request_head.refuse_unpriced(key, request_head.OTHER, scope["method"], endpoint.path)
+            request_fields.refuse_unpriced(key, request_fields.OTHER, scope["method"], endpoint.path)
         if unnamed is None:
-            endpoint, unnamed = request_head.OTHER, request_head.relayed_by(policy, key, scope)
+            endpoint, unnamed = request_fields.OTHER, request_fields.relayed_by(policy, key, scope)
         return plan_route(policy, key, unnamed, endpoint, is_callers=is_callers)

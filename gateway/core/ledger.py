@@ -44,8 +44,8 @@ from gateway.core.openai.usage import (
     most_output,
     plausible,
 )
-from gateway.core.peek import BOUNDING, find_bound
 from gateway.core.ports import Meter
+from gateway.core.request_fields import BOUNDING, find_bound
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of
 from gateway.core.snapshot import Rates, Target, upstream_model
 from gateway.core.types import ALL_TEXT, Attempt, Gap, How, RawHeaders, Usage, UsageParts, shown

@@ -27,9 +27,9 @@ from typing import Any
 from gateway.app import Gateway
 from gateway.demo.clients import API_KEY, MODEL, AnswerBrokenError, Ask, CallFailedError, Client, Connect, Habits
 from gateway.demo.record import Run, Trial
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.call import Stats
 from gateway.emulator.config import EmulatorConfig, parse_rule
-from gateway.emulator.server import EmulatorServer
 from gateway.settings import Settings
 
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.edge import Edge, Receive, Scope, Send
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.http.writing import WholeResponse, answer_error
@@ -65,14 +65,14 @@ def googles_page(request: Request, policy: PolicySnapshot) -> Response:
 def googles_model(request: Request, policy: PolicySnapshot) -> Response:
     """One model as Gemini's callers read it. Raises as `googles_page`, and NotFound."""
     key, name = _key_of(request, policy), request.path_params["name"]
-    request_head.find_model(policy, key, name)
+    request_fields.find_model(policy, key, name)
     return _respond(_named(name))
 
 
 def _key_of(request: Request, policy: PolicySnapshot) -> Key:
-    index = request_head.index_headers(request.scope["headers"])
+    index = request_fields.index_headers(request.scope["headers"])
     take_key(index, list(request.query_params.multi_items()))
-    return request_head.authenticate(policy, index)[0]
+    return request_fields.authenticate(policy, index)[0]
 
 
 def _named(name: str) -> dict[str, Any]:

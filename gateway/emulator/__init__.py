@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gateway.emulator.server import EmulatorServer
+    from gateway.emulator.app import EmulatorServer
 
 
 class Emulators:
@@ -40,8 +40,8 @@ async def _start_demo() -> EmulatorServer:
 
     It is imported with its first use, because most configs name no emulator, and each start would take 2 MB more for it.
     """
+    from gateway.emulator.app import EmulatorServer  # as said above
     from gateway.emulator.config import EmulatorConfig  # as said above
-    from gateway.emulator.server import EmulatorServer  # as said above
 
     server = EmulatorServer(EmulatorConfig.demo())
     await server.start()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.errors import InvalidRequest
 from gateway.core.snapshot import Key, Policies
 from gateway.features.runs.step import STEP, no_step
@@ -129,11 +129,11 @@ def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | N
 
     A POST that calls itself a step is refused: it would be done anew each time, and who names steps relies on the contrary.
     """
-    index = request_head.index_headers(request.scope["headers"])
+    index = request_fields.index_headers(request.scope["headers"])
     if STEP in index and request.method == "POST":
         raise no_step()
-    key, credential = request_head.authenticate(policies.current, index)
-    return key, request_head.choose_tenant(key, index), credential
+    key, credential = request_fields.authenticate(policies.current, index)
+    return key, request_fields.choose_tenant(key, index), credential
 
 
 def tenant_of(policies: Policies, request: Request) -> str:

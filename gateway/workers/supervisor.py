@@ -38,8 +38,7 @@ from gateway.workers.channel import (
     places,
     require_shared,
 )
-from gateway.workers.metrics import Fleet, counter, families_of, gauge
-from gateway.workers.worker import WorkerSlot, announce_stop, greet, run_worker
+from gateway.workers.worker import Fleet, WorkerSlot, announce_stop, counter, families_of, gauge, greet, run_worker
 
 # Decides which workers hang: each is pinged once a second, and one that stays silent is given up.
 #

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 from gateway.admin.operations import health_routes
+from gateway.core.intake import InFlight
 from gateway.core.ports import StoreHealth
-from gateway.core.serving import InFlight
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     ADMIN_KEY,

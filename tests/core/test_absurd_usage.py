@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.core.openai.usage import ABSURD, LONGEST_ANSWER
-from gateway.core.peek import peek
+from gateway.core.request_fields import peek
 from gateway.core.snapshot import Key
 from gateway.core.types import Attempt
 from tests.core.test_hedge import Track, turns

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.call import Call, CallRecord
-from gateway.core.calllog import MOST_ATTEMPTS, CallLog
+from gateway.core.telemetry import MOST_ATTEMPTS, CallLog
 from gateway.core.types import Attempt, Phase, Usage, UsageParts
 from tests.core.test_telemetry import record, spared
 from tests.rows import rows

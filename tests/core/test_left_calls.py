@@ -7,8 +7,8 @@ import asyncio
 import orjson
 import pytest
 
-from gateway.core.calllog import JsonLines
 from gateway.core.snapshot import Key, Rates
+from gateway.core.telemetry import JsonLines
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed, Usage
 from tests.core.test_hedge import Track, turns
 from tests.support.flow import ANSWER, JSON, SPEECH, Bench, Broken, Script, ScriptedUpstream, streamed, whole

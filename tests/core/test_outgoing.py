@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.answers import outgoing_of
-from gateway.core.peek import LargeBodies, Peeked
+from gateway.core.request_fields import LargeBodies, Peeked
 from gateway.core.types import Attempt, Spliced
 from gateway.routes import ENDPOINTS
 from tests.support.flow import Bench, ScriptedUpstream

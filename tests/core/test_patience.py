@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from gateway.admin.explain import explain
 from gateway.admin.operations import show_clients
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.errors import WaitTooLong
 from gateway.core.limits.limit_table import Limits
 from gateway.core.patience import (
@@ -51,7 +51,7 @@ def patience_of(headers: dict[bytes, bytes], key: Key = WEB, *, is_written: bool
     bench = Bench([ScriptedUpstream()])
     policy = replace(bench.policy, waits_as_clients=not is_written)
     plan = plan_route(policy, key, policy.models["m"], CHAT, is_callers=False)
-    deadline, is_callers = request_head.deadline(policy, plan, request_head.choose_lane(key, headers), headers, NOW)
+    deadline, is_callers = request_fields.deadline(policy, plan, request_fields.choose_lane(key, headers), headers, NOW)
     return round(deadline - NOW, 6), is_callers
 
 
@@ -77,7 +77,7 @@ async def sdk_headers(timeout_s: float | None) -> dict[bytes, bytes]:
 
 async def test_the_openai_sdk_says_its_timeout_or_none() -> None:
     """The default is sent along; without a timeout a call waits as long as with the default."""
-    assert patience_of(await sdk_headers(60.0)) == (60.0 - request_head.SDK_MARGIN_S, True)
+    assert patience_of(await sdk_headers(60.0)) == (60.0 - request_fields.SDK_MARGIN_S, True)
     assert patience_of(await sdk_headers(None)) == (SDK_S, False)
 
 

@@ -19,7 +19,7 @@ from gateway.core.ledger import usage_usd
 from gateway.core.openai.bodies import BodyEdits, Large
 from gateway.core.openai.media import NO_EXTRAS, Extras, find_extras
 from gateway.core.openai.usage import Needs
-from gateway.core.peek import find_bound
+from gateway.core.request_fields import find_bound
 from gateway.core.retry_budgets import dearest_usd
 from gateway.core.snapshot import Key, Model, Rates
 from gateway.core.types import Endpoint, ErrorClass, Phase, UpstreamFailed, Usage, UsageParts

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gateway.core.errors import BudgetExceeded, BudgetReserved, GatewayError
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import costs_nothing
-from gateway.core.peek import peek
+from gateway.core.request_fields import peek
 from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of
 from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Endpoint

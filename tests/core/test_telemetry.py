@@ -14,11 +14,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.call import CacheOutcome, CallRecord
-from gateway.core.calllog import QUEUED_BATCHES, CallLog
 from gateway.core.metrics import Distribution, Metrics
 from gateway.core.ports import StoreHealth
-from gateway.core.request_head import OTHER
-from gateway.core.telemetry import CallCounter, Telemetry
+from gateway.core.request_fields import OTHER
+from gateway.core.telemetry import QUEUED_BATCHES, CallCounter, CallLog, Telemetry
 from gateway.core.types import Attempt, Phase, Usage, UsageParts
 from gateway.products.batches.output import LineIdentity, answered_line
 from tests.support.flow import Bench, ScriptedUpstream

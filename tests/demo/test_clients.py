@@ -17,8 +17,8 @@ from gateway.demo.clients import (
     retry_wait_s,
     sdk_client,
 )
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import parse_script_entry
-from gateway.emulator.server import EmulatorServer
 from tests.rows import rows
 
 

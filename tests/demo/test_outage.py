@@ -31,8 +31,8 @@ from gateway.demo.storm import (
     play,
     run_outage,
 )
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.demo.support import Terminal
 from tests.demo.test_traffic import Clock
 from tests.rows import rows

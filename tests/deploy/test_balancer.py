@@ -19,8 +19,8 @@ import httpx
 import pytest
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.deploy.support import ROOT, SECRET, tool
 from tests.deploy.test_compose import HAPROXY, without_names
 from tests.e2e.harness import until

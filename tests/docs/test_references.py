@@ -11,11 +11,10 @@ import pytest
 
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.cli.main import main
-from gateway.core.calllog import CallLog
 from gateway.core.limits.limit_table import PART_OF
 from gateway.core.openai import headers
 from gateway.core.retry import DENIALS
-from gateway.core.telemetry import Telemetry
+from gateway.core.telemetry import CallLog, Telemetry
 from gateway.core.types import ErrorClass, SkipReason, Usage
 from gateway.emulator.config import FAULTS, EmulatorConfig
 from tests.core.test_telemetry import line_of, record, spared

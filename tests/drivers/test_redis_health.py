@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.drivers.redis import server as redis_server
-from gateway.drivers.redis.server import ServerHealth
+from gateway.drivers.redis import wire as redis_server
+from gateway.drivers.redis.wire import ServerHealth
 
 
 class Server:

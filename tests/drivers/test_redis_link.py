@@ -18,11 +18,20 @@ import trustme
 from redis.crc import key_slot
 
 from gateway.drivers.redis import link as redis_link
-from gateway.drivers.redis import server as redis_server_module
 from gateway.drivers.redis import wire
+from gateway.drivers.redis import wire as redis_server_module
 from gateway.drivers.redis.link import Link, StoreGone, StoreRefused, load_script, script_of
-from gateway.drivers.redis.server import ServerOptions, StoreServer
-from gateway.drivers.redis.wire import PATIENCE_S, OperationCounts, StoreCommand, address_of, always, connect, master_of
+from gateway.drivers.redis.wire import (
+    PATIENCE_S,
+    OperationCounts,
+    ServerOptions,
+    StoreCommand,
+    StoreServer,
+    address_of,
+    always,
+    connect,
+    master_of,
+)
 from gateway.fleet.lease import SharedState
 from tests.rows import rows
 from tests.support.redis_servers import RedisCluster, RedisServer, proxied, redis_server, redis_watched

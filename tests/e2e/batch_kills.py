@@ -21,8 +21,8 @@ import yaml
 from openai import AsyncOpenAI
 from openai.types import Batch
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from gateway.products.jobs.sqlite_rows import lines_with_results
 from tests.e2e.batches import BATCH_ENDS, BatchFiles, asked_of, begin, calls_in, check_end, end_of, line
 from tests.e2e.durable import with_jobs

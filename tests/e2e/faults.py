@@ -22,8 +22,8 @@ import trustme
 import yaml
 
 from gateway.core.types import PASSING
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, parse_script_entry
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import WEB_KEY, Running
 from tests.soak.support import Held, metrics

@@ -20,9 +20,9 @@ import yaml
 from openai import AsyncOpenAI, OpenAI
 
 from gateway.app import Gateway
-from gateway.core.serving import InFlight
+from gateway.core.intake import InFlight
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, parse_script_entry
-from gateway.emulator.server import EmulatorServer
 from gateway.settings import Settings
 from tests.loopback import blocking_plain_http, plain_http
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.app import EmulatorServer
 from tests.e2e.harness import PATIENCE_S, connect, get
 from tests.e2e.lives import Life, life
 from tests.e2e.replaying import Question, hear

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.cli.main import main
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from gateway.products.batches import http
 from tests.e2e.batches import asked_of, input_of, line, names
 from tests.e2e.durable import with_jobs

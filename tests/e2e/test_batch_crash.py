@@ -12,8 +12,8 @@ from pathlib import Path
 import orjson
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.batch_kills import UNEVEN, run_through_kills, sdk_of
 from tests.e2e.batches import asked_of, begin, check_end, end_of, line, names
 from tests.e2e.durable import WEB, ask, new_job, result_of, with_jobs

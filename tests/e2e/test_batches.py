@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from gateway.core.clock import SteadyClock
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, parse_rule
-from gateway.emulator.server import EmulatorServer
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.e2e.batches import CHAT, asked_of, begin, check_end, end_of, input_of, line, names
 from tests.e2e.conftest import StartGateway

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from gateway.core.openai import sse
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import parse_script_entry
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post
 from tests.soak.support import Held, settled, until_only

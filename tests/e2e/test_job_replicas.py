@@ -13,8 +13,8 @@ import orjson
 import pytest
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.batch_kills import sdk_of
 from tests.e2e.batches import asked_of, becomes, begin, check_end, line, names
 from tests.e2e.batches import end_of as end_of_batch

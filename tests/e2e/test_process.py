@@ -21,8 +21,8 @@ import orjson
 import pytest
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.harness import PATIENCE_S, chat, config_of, connect, get, post
 from tests.e2e.lives import life
 

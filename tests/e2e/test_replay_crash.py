@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.harness import connect, until
 from tests.e2e.lives import life
 from tests.e2e.replaying import DONE, Ledger, Question, ask, assert_sound, check, is_replayed, questions

@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.durable import new_job, take, with_jobs
 from tests.e2e.harness import until
 from tests.e2e.lives import life

@@ -13,9 +13,8 @@ import orjson
 import pytest
 import uvloop
 
-from gateway.emulator.app import Emulator
+from gateway.emulator.app import Emulator, EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 
 StartServer = Callable[..., Awaitable[EmulatorServer]]
 NONE: Mapping[str, str] = MappingProxyType({})

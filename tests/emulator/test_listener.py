@@ -8,8 +8,8 @@ import socket
 import httpx
 import pytest
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, parse_rule
-from gateway.emulator.server import EmulatorServer
 from tests.emulator.conftest import (
     FakeClock,
     Seen,

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.app import EmulatorServer
 from tests.emulator.conftest import StartServer
 from tests.loopback import plain_http
 

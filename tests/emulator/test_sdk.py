@@ -14,8 +14,8 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, parse_script_entry
-from gateway.emulator.server import EmulatorServer
 from tests.emulator.conftest import StartServer
 from tests.loopback import plain_http
 

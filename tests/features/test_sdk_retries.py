@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Reply
 from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
+from gateway.core.intake import Serving as Serving_
 from gateway.core.limits.limit_table import Limits
-from gateway.core.serving import Serving as Serving_
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, StreamedBody
 from tests.support.flow import ANSWER, JSON, SPEECH, Bench, Script, ScriptedUpstream, failed, streamed

@@ -20,8 +20,8 @@ from openai import APIStatusError, AsyncOpenAI, OpenAIError
 
 from gateway.demo.processes import process
 from gateway.demo.storm import provider
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, parse_rule
-from gateway.emulator.server import EmulatorServer
 
 MODEL = "gpt-4o"
 AT_A_TIME = 40

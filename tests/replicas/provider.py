@@ -18,9 +18,9 @@ from pathlib import Path
 
 import uvloop
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.call import Stats
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.replicas.processes import child
 from tests.soak.support import wait_for
 

@@ -25,10 +25,9 @@ from gateway.core.answers import AttemptDeadlines
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import GatewayError
 from gateway.core.http.writing import Cycle
-from gateway.core.intake import Intake
+from gateway.core.intake import InFlight, Intake, ServedRequest
 from gateway.core.pipeline import Pipeline
 from gateway.core.render import error_headers
-from gateway.core.serving import InFlight, ServedRequest
 from gateway.core.snapshot import Policies, Provider
 from gateway.core.types import ErrorClass, Lane, Outgoing, Phase, RawHeaders, StoreBounds, Upstream, UpstreamFailed
 from gateway.core.waiting import Shedding

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 
 
 @asynccontextmanager

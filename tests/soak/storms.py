@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.app import EmulatorServer
 from tests.e2e.harness import chat, get, post
 
 AT_ONCE = 250

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from openai import AsyncOpenAI
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.batches import becomes, begin, line, names
 from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, connect, post
 from tests.loopback import plain_http

@@ -15,8 +15,8 @@ import orjson
 import pytest
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from gateway.products.jobs.calls import CallServer, StoredRequest, TryResult
 from gateway.products.jobs.dead_letters.rules import LetterPage
 from gateway.products.jobs.model import ClaimAsk, JobEnd, JobError, JobState

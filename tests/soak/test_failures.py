@@ -20,8 +20,8 @@ import pytest
 import yaml
 from openai import AsyncOpenAI
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, parse_rule
-from gateway.emulator.server import EmulatorServer
 from tests.soak.conftest import Report
 from tests.soak.provided import provided
 from tests.soak.storms import Answered, Client, clients, codes, percentile, request

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.app import EmulatorServer
 from tests.e2e.harness import Response, chat, config_of, get, post
 from tests.soak.conftest import Report
 from tests.soak.load import Load

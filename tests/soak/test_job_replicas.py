@@ -21,7 +21,7 @@ import pytest
 import yaml
 from openai.types import Batch
 
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.app import EmulatorServer
 from tests.e2e.batch_kills import sdk_of
 from tests.e2e.batches import BATCH_ENDS, asked_of, begin, check_end, line, names
 from tests.e2e.durable import ask, end_of, new_job, take

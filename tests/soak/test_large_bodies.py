@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gateway.core.errors import GatewayError
-from gateway.core.peek import LargeBodies
+from gateway.core.request_fields import LargeBodies
 from gateway.features.ownership.rules import ids_in_body
 from gateway.routes import ENDPOINTS
 from tests.bench.canned import Canned, stream_events

@@ -20,8 +20,8 @@ import pytest
 import yaml
 from openai.types import Batch
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from gateway.products.batches.native.formats import RemoteBatch
 from gateway.products.batches.native.providers import HttpProviderBatches
 from tests.e2e.batch_kills import sdk_of

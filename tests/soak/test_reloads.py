@@ -18,8 +18,8 @@ import orjson
 import pytest
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, Fault, FaultRule
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.harness import Response, chat, post
 from tests.soak.conftest import Report
 from tests.soak.load import Load

@@ -17,8 +17,8 @@ import orjson
 import pytest
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Peer, Response, Running, chat, config_of, connect, post
 from tests.e2e.lives import life

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.harness import connect
 from tests.e2e.replaying import Crowd, Question, ask, check, is_replayed, questions
 from tests.e2e.replicas import Replicas, Trial, replicas, times

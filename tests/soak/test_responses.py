@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from gateway.core.openai.sse import event_json, split_events
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.durable import WEB
 from tests.e2e.harness import KEYS, WEB_KEY, config_of
 from tests.e2e.lives import life

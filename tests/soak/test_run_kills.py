@@ -18,7 +18,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.app import EmulatorServer
 from gateway.products.jobs.redis import RedisJobStore
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.e2e.durable import ASYNC, WEB, ask, end_of, policies, result_of, take

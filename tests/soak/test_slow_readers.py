@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.harness import Response, chat, config_of, post
 from tests.soak.conftest import Report
 from tests.soak.load import Load

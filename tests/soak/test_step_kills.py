@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.app import EmulatorServer
 from tests.e2e.durable import WEB, policies
 from tests.e2e.harness import KEYS, config_of, connect, post
 from tests.e2e.lives import Life, life

@@ -21,8 +21,8 @@ import orjson
 import pytest
 import yaml
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, Fault, FaultRule
-from gateway.emulator.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, NIGHTLY_KEY, WEB_KEY, Running, get, until
 from tests.soak.conftest import Report

@@ -9,9 +9,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from gateway.core.calllog import CallLog
-from gateway.core.telemetry import Telemetry
-from gateway.workers.metrics import (
+from gateway.core.telemetry import CallLog, Telemetry
+from gateway.workers.worker import (
     ADDED,
     LEAST,
     MOST,

@@ -33,11 +33,10 @@ from gateway.dialects.base import (
     strings,
     text_of,
 )
-from gateway.dialects.chat_writer import ChatStreamReader
 from gateway.dialects.openai.responses_answer import argument_in, first_choice, named_in, pieces_in, words_in
 from gateway.dialects.schema_tools.tools import id_back, names_back
 from gateway.dialects.shapes import message_error
-from gateway.dialects.streams import data_of
+from gateway.dialects.streams import ChatStreamReader, data_of
 from gateway.dialects.usage import message_usage, usage_of_answer
 
 _STOPS: Final = {"length": "max_tokens", "content_filter": "refusal"}

@@ -14,9 +14,16 @@ from gateway.core.openai.sse import error_in, event_data, is_silent, json_object
 from gateway.core.openai.usage import read_usage
 from gateway.dialects.anthropic.out_thoughts import FORMAT, TurnRecorder, detail_of, keep_message
 from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, finish_fields, object_of, objects, text_of
-from gateway.dialects.chat_writer import NO_ARGUMENTS, ChatStreamWriter, OpenTool, chat_head
 from gateway.dialects.schema_tools.tools import with_own_name
-from gateway.dialects.streams import TOO_LONG, ConvertingReader, data_of
+from gateway.dialects.streams import (
+    NO_ARGUMENTS,
+    TOO_LONG,
+    ChatStreamWriter,
+    ConvertingReader,
+    OpenTool,
+    chat_head,
+    data_of,
+)
 from gateway.dialects.usage import chat_usage
 
 FINISH: Final = {

@@ -27,13 +27,12 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
-from gateway.dialects.chat_writer import ChatStreamReader
 from gateway.dialects.gemini.out_answer import FORMATS
 from gateway.dialects.issuers import NOT_ITS_OWN, STAND_IN, read_exactly, written
 from gateway.dialects.openai.responses_answer import argument_in, named_in, pieces_in, words_in
 from gateway.dialects.schema_tools.chat_parts import data_url
 from gateway.dialects.shapes import generate_error
-from gateway.dialects.streams import data_of
+from gateway.dialects.streams import ChatStreamReader, data_of
 from gateway.dialects.usage import generated_usage, usage_of_answer
 
 # Names of fields as Google's APIs take them: `inlineData` as its JSON has them, or `inline_data` as its protocol buffers do.

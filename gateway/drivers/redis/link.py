@@ -25,22 +25,25 @@ from redis.asyncio.client import PubSub
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError
 
-from gateway.drivers.redis.server import ServerOptions, StoreServer, delay_s, reason_of
 from gateway.drivers.redis.wire import (
     Node,
     NoReply,
     Part,
     Script,
+    ServerOptions,
     StoreCommand,
     StoreGone,
     StoreRefused,
+    StoreServer,
     address_of,
     always,
     client_of,
     connect,
+    delay_s,
     load_script,
     master_of,
     named,
+    reason_of,
     script_of,
 )
 from gateway.fleet.lease import SharedState

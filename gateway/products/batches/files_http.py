@@ -19,11 +19,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.errors import BodyTimeout, CallerFault, InvalidRequest, NotFound
 from gateway.core.openai.bodies import MultipartError, boundary_of
-from gateway.core.peek import malformed_form
 from gateway.core.render import error_body, new_request_id
+from gateway.core.request_fields import malformed_form
 from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.products.batches.finish import PartialFile, PartialFiles
 from gateway.products.batches.http import MergedLists, OwnPage
@@ -279,8 +279,8 @@ class FileRoutes:
 
     async def create(self, request: Request) -> Response:
         policy = self._policies.current
-        index = request_head.index_headers(request.scope["headers"])
-        request_head.refuse_encoded(index)
+        index = request_fields.index_headers(request.scope["headers"])
+        request_fields.refuse_encoded(index)
         tenant = tenant_of(self._policies, request)
         form = UploadForm(index.get(b"content-type", b""))
         most, announced = policy.jobs.settings.max_file_bytes, index.get(b"content-length", b"")
@@ -323,7 +323,7 @@ class FileRoutes:
                 if "purpose" in form.fields and form.filename is not None:
                     _check(form)
                 await asyncio.sleep(0)
-            if held is not None and len(held) > policy.server.most_bytes(request_head.OTHER):
+            if held is not None and len(held) > policy.server.most_bytes(request_fields.OTHER):
                 held = None
         form.close()
         _check(form)

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
@@ -100,21 +100,21 @@ class MergedLists:
     def _call(self, request: Request, limit: int) -> Call:
         """Returns the same request to the provider, from its list's beginning. Raises GatewayError where it is not allowed."""
         policy, scope = self._policies.current, request.scope
-        index = request_head.index_headers(scope["headers"])
-        key, credential = request_head.authenticate(policy, index)
-        model = request_head.relayed_by(policy, key, scope)
-        plan = plan_route(policy, key, model, request_head.OTHER, is_callers=credential is not None)
+        index = request_fields.index_headers(scope["headers"])
+        key, credential = request_fields.authenticate(policy, index)
+        model = request_fields.relayed_by(policy, key, scope)
+        plan = plan_route(policy, key, model, request_fields.OTHER, is_callers=credential is not None)
         headers = self._forwarded.keep(scope["headers"])
         if plan.passes_account:
             headers += self._account.keep(scope["headers"])
-        lane, now = request_head.choose_lane(key, index), self._clock.monotonic()
-        deadline, _ = request_head.deadline(policy, plan, lane, index, now)
+        lane, now = request_fields.choose_lane(key, index), self._clock.monotonic()
+        deadline, _ = request_fields.deadline(policy, plan, lane, index, now)
         params = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         params.pop("after", None)
         task = asyncio.current_task()
         return Call(
             id=new_request_id(),
-            endpoint=request_head.OTHER,
+            endpoint=request_fields.OTHER,
             policy=policy,
             key=key,
             model=plan.model,
@@ -130,9 +130,9 @@ class MergedLists:
             deadline=min(deadline, now + LONGEST_S),
             deadline_is_callers=True,
             method="GET",
-            path=request_head.passthrough_path(scope),
+            path=request_fields.passthrough_path(scope),
             query=urlencode({**params, "limit": str(limit)}).encode(),
-            tenant=request_head.choose_tenant(key, index),
+            tenant=request_fields.choose_tenant(key, index),
             task=task,
             server=task,
         )
@@ -236,18 +236,18 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """Makes a batch; of a file that is not ours the provider of `passthrough` does."""
-        index = request_head.index_headers(request.scope["headers"])
-        request_head.refuse_encoded(index)
+        index = request_fields.index_headers(request.scope["headers"])
+        request_fields.refuse_encoded(index)
         key, tenant, credential = caller_of(self._policies, request)
         webhook = read_webhook_header(index)
         refuse_request_url(webhook, self._policies.current.jobs.default, key)
-        lane = request_head.choose_lane(key, index)
+        lane = request_fields.choose_lane(key, index)
         owner = BatchOwner(
             key.name,
             tenant,
             max(lane, _HIGHEST, key=LANES.index),
             brought_credential=credential is not None,
-            idempotency_key=request_head.idempotency_key(index, ENDPOINTS[0]),
+            idempotency_key=request_fields.idempotency_key(index, ENDPOINTS[0]),
             webhook=webhook,
         )
         body = await read_bytes(request, self._policies.current.server, MOST_BODY_BYTES)

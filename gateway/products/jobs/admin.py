@@ -20,7 +20,7 @@ from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.ledger import usage_usd
 from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
-from gateway.core.peek import Peeked
+from gateway.core.request_fields import Peeked
 from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot, Target
 from gateway.core.types import Endpoint, Usage
 from gateway.products.batches.input import bare_provider

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import Field, find_fields
 from gateway.core.openai.sse import json_object
-from gateway.core.peek import LargeBodies, written_twice
+from gateway.core.request_fields import LargeBodies, written_twice
 from gateway.products.jobs.model import (
     Job,
     JobKind,

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.intake import refuse_other_readings
-from gateway.core.peek import LargeBodies, Peeked, peek, read_fields
+from gateway.core.request_fields import LargeBodies, Peeked, peek, read_fields
 from gateway.core.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
@@ -64,7 +64,7 @@ class CallMaker:
             part.is_durable = True  # as its job is
         model, headers = plan.model, list(request.headers)
         if STRICT[0] in (index := dict(headers)):
-            model = request_head.strictly(model, index)
+            model = request_fields.strictly(model, index)
             headers = [header for header in headers if header[0] != STRICT[0]]
         return Call(
             id=request.id,
@@ -126,7 +126,7 @@ class CallMaker:
         route = key.digest, name, endpoint.name, False
         plan = self._plans.get(route)
         if plan is None:
-            model = request_head.find_model(policy, key, name) if name else request_head.unnamed_model(policy, key)
+            model = request_fields.find_model(policy, key, name) if name else request_fields.unnamed_model(policy, key)
             if model is None:
                 raise InvalidRequest(
                     "The field 'model' is missing; name the model to use.", param="model", code="missing_field"

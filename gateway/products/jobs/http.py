@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.http.writing import WholeResponse
 from gateway.core.openai.headers import request_headers
-from gateway.core.peek import LargeBodies
+from gateway.core.request_fields import LargeBodies
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Lane, Server
 from gateway.features.runs.step import run_words
@@ -83,13 +83,13 @@ class JobRoutes:
 
     async def create(self, request: Request) -> Response:
         """Takes a job: 202, or 200 for one that is there already."""
-        index = request_head.index_headers(request.scope["headers"])
-        request_head.refuse_encoded(index)
+        index = request_fields.index_headers(request.scope["headers"])
+        request_fields.refuse_encoded(index)
         key, tenant, credential = caller_of(self._policies, request)
         server = self._policies.current.server
         wanted, body = await self._split(server, await self._read_body(request, tenant, key.lane))
         options = read_options(wanted, self._clock.wall(), self._clock.ahead_s)
-        headers = request_head.as_json(self._forwarded.keep(request.scope["headers"]))
+        headers = request_fields.as_json(self._forwarded.keep(request.scope["headers"]))
         headers += [(name, index[name]) for name in STRICT[:1] if name in index]
         stored = StoredRequest(
             id=_PROBE_ID,
@@ -99,12 +99,12 @@ class JobRoutes:
             key=key.name,
             tenant=tenant,
             lane=_lane(key, index, wanted.get("lane")),
-            deadline_s=request_head.MAX_DEADLINE_S,
+            deadline_s=request_fields.MAX_DEADLINE_S,
             part=run_words(index),
         )
         call = await self._make_call(stored)
         call.credential = credential
-        call.idempotency_key = request_head.idempotency_key(index, call.endpoint)
+        call.idempotency_key = request_fields.idempotency_key(index, call.endpoint)
         accepted = await self._jobs.accept(call, options)
         response = _to_be_polled(accepted.job, 202 if accepted.is_new else 200)
         if accepted.debounced:
@@ -179,5 +179,5 @@ def _to_be_polled(job: Job, status: int) -> Response:
 def _lane(key: Key, index: dict[bytes, bytes], value: Any) -> Lane:
     """The lane that the body names, or the header, or the key's own. Raises InvalidRequest, Forbidden."""
     if value is None:
-        return request_head.choose_lane(key, index)
-    return request_head.allowed_lane(key, value, "field 'lane'", param="lane")
+        return request_fields.choose_lane(key, index)
+    return request_fields.allowed_lane(key, value, "field 'lane'", param="lane")

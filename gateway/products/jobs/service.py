@@ -46,7 +46,7 @@ from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL
 from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
-from gateway.products.pipelines.answer import as_run
+from gateway.products.pipelines.advance import as_run
 
 NOT_THERE = "There is no such job; GET /v1/jobs lists yours."
 

@@ -27,7 +27,7 @@ from gateway.products.jobs.calls import StepOfRun
 from gateway.products.jobs.model import Job, JobsUnavailable, StoredAnswer
 from gateway.products.jobs.request import read_option_headers
 from gateway.products.jobs.service import JobService
-from gateway.products.pipelines.answer import RUN, PipelineUnfinished
+from gateway.products.pipelines.advance import RUN, PipelineUnfinished
 
 NO_PREFERENCE = -1.0
 """In place of the seconds that a caller waits before it takes a 202: it takes none."""

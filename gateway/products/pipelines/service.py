@@ -46,15 +46,17 @@ from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.service import segment_of
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork, committed
-from gateway.products.pipelines.advance import advance, values_of, wanted_values
-from gateway.products.pipelines.answer import (
+from gateway.products.pipelines.advance import (
     MOST_MESSAGE_CHARS,
     PipelineFailed,
+    advance,
     answer_body,
     errors_in,
     failure_body,
     run_headers,
     state_of_items,
+    values_of,
+    wanted_values,
 )
 from gateway.products.pipelines.compile import MOST_STEPS, PATHS, PipelinePlan, Step
 from gateway.products.pipelines.rules import (

@@ -28,11 +28,10 @@ from gateway.core.errors import (
     drop_frames,
 )
 from gateway.core.http.writing import AnyCycle, answer_error, write_whole
-from gateway.core.intake import Intake
+from gateway.core.intake import InFlight, Intake, ServedRequest, Serving, StopReason
 from gateway.core.ledger import answer_headers
-from gateway.core.peek import MAX_MODEL_CHARS, Peeked
 from gateway.core.ports import Meter
-from gateway.core.serving import InFlight, ServedRequest, Serving, StopReason
+from gateway.core.request_fields import MAX_MODEL_CHARS, Peeked
 from gateway.core.snapshot import Model, PolicySnapshot, Provider
 from gateway.core.types import Endpoint, RawHeaders, Upstream
 from gateway.products.realtime.rules import why_no_sessions

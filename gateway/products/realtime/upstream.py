@@ -14,8 +14,8 @@ from urllib.parse import quote, unquote_plus
 import httpx
 
 from gateway.core.http.client.pool import Origin, dial_by_name, dial_through
-from gateway.core.http.client.pools import Pools
 from gateway.core.http.client.redaction import Secrets, with_phase
+from gateway.core.http.client.transport import Pools
 from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot import Provider
 from gateway.core.types import Answer, Outgoing, Phase, RawHeaders, Socket

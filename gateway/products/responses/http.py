@@ -18,9 +18,9 @@ from starlette.routing import BaseRoute
 from gateway.core.call import Call, Reply
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.writing import WholeResponse
+from gateway.core.intake import EVENT_STREAM, ServedRequest
 from gateway.core.openai.sse import comment_end
 from gateway.core.render import new_request_id
-from gateway.core.serving import EVENT_STREAM, ServedRequest
 from gateway.core.snapshot import Policies
 from gateway.features.runs.step import not_a_step
 from gateway.products.batches.input import bare_provider

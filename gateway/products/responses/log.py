@@ -21,8 +21,7 @@ from gateway.core.openai.sse import split_events
 from gateway.products.jobs.model import Job, JobState, JobsUnavailable, WriteResult
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RunningWork, until_done
-from gateway.products.responses.events import ANNOUNCED, GENERATION_STEP, announcements, frame, is_end, number_of
-from gateway.products.responses.rules import begun
+from gateway.products.responses.rules import ANNOUNCED, GENERATION_STEP, announcements, begun, frame, is_end, number_of
 from gateway.products.responses.store import EventLogs, LogPage, LogPart
 
 # The responses that run in this process: their last events, for readers here, and a way to stop them at once.

@@ -48,7 +48,6 @@ from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.runner import request_of, tally_of
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import CrashSuspects, RunningWork, until_done
-from gateway.products.responses.events import OwnEvents
 from gateway.products.responses.log import EventBuffers, LogWriter
 from gateway.products.responses.rules import (
     ASKED,
@@ -60,6 +59,7 @@ from gateway.products.responses.rules import (
     STORES,
     STREAMS,
     Conversation,
+    OwnEvents,
     begun,
     conversation_of,
     ended,

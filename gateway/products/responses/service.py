@@ -41,19 +41,20 @@ from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL
 from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
-from gateway.products.responses.events import GENERATION_STEP, KeptEvents
 from gateway.products.responses.keeping import is_stateless, keeping_of
 from gateway.products.responses.log import EventBuffers, EventReading, Following
 from gateway.products.responses.rules import (
     ASKED,
     ECHO,
     GENERATION,
+    GENERATION_STEP,
     MOST_LINKS,
     PREVIOUS,
     STORES,
     STREAMS,
     Conversation,
     Keeping,
+    KeptEvents,
     ResponseNotFound,
     ResponseOptions,
     conversation_of,

@@ -35,13 +35,13 @@ from gateway.core.errors import (
     drop_frames,
 )
 from gateway.core.http.writing import AnyCycle, Cycle
+from gateway.core.intake import InFlight, ServedRequest, Serving, StopReason
 from gateway.core.ledger import answer_headers
 from gateway.core.openai.json_edit import Outline
 from gateway.core.openai.sse import error_in, json_object, response_failed
 from gateway.core.ports import Meter
 from gateway.core.relay import StreamBroken
 from gateway.core.render import error_headers, error_object, unreadable
-from gateway.core.serving import InFlight, ServedRequest, Serving, StopReason
 from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint, RawHeaders, Socket
 from gateway.features.reuse.layers import is_stream

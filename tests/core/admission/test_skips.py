@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.call import Reply
-from gateway.core.calllog import CallLog, JsonLines
 from gateway.core.errors import CircuitOpen, GatewayError, QuotaExhausted, WaitTooLong
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import Capabilities
-from gateway.core.telemetry import Telemetry
+from gateway.core.telemetry import CallLog, JsonLines, Telemetry
 from gateway.core.types import FIRST_SHOWN, LANES, LAST_SHOWN, Attempt, Skip, shown
 from tests.core.admission.test_admission import QUOTA, headers, pass_time, slow_down, start
 from tests.core.test_hedge import Track

@@ -15,7 +15,7 @@ from gateway.core.config.load import load_snapshot
 from gateway.core.errors import ConfigError
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import Capabilities
-from gateway.core.request_head import find_model
+from gateway.core.request_fields import find_model
 from gateway.core.snapshot import Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.features.grouping.rules import GroupRules

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import routes
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.config import policies as timing
 from gateway.core.config.policies import ENDPOINTS, Timeouts, read_timeouts
 from gateway.core.config.schema import TimeoutsSet
@@ -76,7 +76,7 @@ def test_the_shipped_file_says_what_is_built_in() -> None:
 
 def test_the_endpoints_are_those_that_exist() -> None:
     """A new endpoint must be named here too."""
-    served = (*routes.ENDPOINTS, door.GENERATE, door.COUNT, REALTIME, request_head.OTHER)
+    served = (*routes.ENDPOINTS, door.GENERATE, door.COUNT, REALTIME, request_fields.OTHER)
     assert sorted(ENDPOINTS) == sorted(endpoint.name for endpoint in served)
     assert list(ENDPOINTS) == list(timing.ClockEndpoints.model_fields)
     assert list(LANES) == list(timing.ClockLanes.model_fields)

@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from gateway.core.openai.json_edit import with_model
-from gateway.core.peek import peek
+from gateway.core.request_fields import peek
 from gateway.emulator.config import EmulatorConfig
 from gateway.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.peek import peek
+from gateway.core.request_fields import peek
 from gateway.routes import ENDPOINTS
 from tests.rows import rows
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.core.serving import InFlight, Serving
+from gateway.core.intake import InFlight, Serving
 
 
 async def test_a_stopped_request_is_told_the_first_reason() -> None:

@@ -20,7 +20,7 @@ from openai import APIError, AsyncOpenAI
 from gateway.core.call import Call
 from gateway.core.edge import Edge
 from gateway.core.http.server import HttpServer, bind
-from gateway.core.serving import InFlight
+from gateway.core.intake import InFlight
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import LANES
 from gateway.core.waiting import KeepAlive, Shedding, waiting_for

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import BodyTooComplex, GatewayError
-from gateway.core.peek import LargeBodies
+from gateway.core.request_fields import LargeBodies
 from gateway.emulator.config import EmulatorConfig
 from gateway.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.types import Endpoint, Server
 from gateway.dialects.http import GENERATE
 from gateway.routes import ENDPOINTS
@@ -27,7 +27,7 @@ TAKEN: Final[Mapping[str, int]] = {
 """Of OpenAI, Anthropic and Google: pictures and files of 50 MB in base64, sound of 25 MiB, parts of uploads of 64 MiB."""
 
 
-@pytest.mark.parametrize("endpoint", [*ENDPOINTS, GENERATE, request_head.OTHER], ids=lambda one: one.name)
+@pytest.mark.parametrize("endpoint", [*ENDPOINTS, GENERATE, request_fields.OTHER], ids=lambda one: one.name)
 def test_what_a_provider_takes_is_not_refused(endpoint: Endpoint) -> None:
     """And `max_body` goes before it, upwards and downwards."""
     assert Server().most_bytes(endpoint) >= TAKEN.get(endpoint.name, 20_000_000)

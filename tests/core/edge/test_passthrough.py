@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.request_head import SEGMENTS
+from gateway.core.request_fields import SEGMENTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of, connect, get, post
 from tests.support.raw_server import READ, RawServer

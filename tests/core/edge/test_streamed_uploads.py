@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.core.request_head import MOST_STREAMED_BYTES, STREAMED_FROM_BYTES
+from gateway.core.request_fields import MOST_STREAMED_BYTES, STREAMED_FROM_BYTES
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, config_of, connect, post, until
 from tests.support.raw_server import READ, RawServer

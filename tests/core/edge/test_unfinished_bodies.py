@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from gateway.core.errors import BodyTooLarge
-from gateway.core.intake import read_bytes
-from gateway.core.serving import Serving, StopReason, UnfinishedBodies
+from gateway.core.intake import Serving, StopReason, UnfinishedBodies, read_bytes
 from gateway.core.types import QueueBounds, Server
 from gateway.core.waiting import Shedding
 from tests.e2e.conftest import StartGateway

@@ -23,7 +23,7 @@ from gateway.core.openai.json_edit import (
     with_include_usage,
     with_model,
 )
-from gateway.core.peek import json_value
+from gateway.core.request_fields import json_value
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, parse_script_entry
-from gateway.emulator.server import EmulatorServer
 from tests.emulator.conftest import Seen, StartServer, dechunk, exchange
 from tests.emulator.native.support import (
     CONVERSE,

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.core import request_head
+from gateway.core import request_fields
 from gateway.core.call import Call, Reply
 from gateway.core.clock import SystemClock
 from gateway.core.config.load import load_snapshot
@@ -126,7 +126,7 @@ async def job_edge(
 
     async def relay(scope: Scope, receive: Receive, send: Send) -> None:
         body = await scope["state"]["cycle"].read_body(
-            policies.current.server.most_bytes(request_head.OTHER), lambda _size: None
+            policies.current.server.most_bytes(request_fields.OTHER), lambda _size: None
         )
         await Response(body, 299)(scope, receive, send)
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import BudgetExceeded, GatewayError, NoTargetAvailable, QueueFull
-from gateway.products.batches.guards import MOST_MISSING, LineCalls, MissingInputs
+from gateway.products.batches.chunk import MOST_MISSING, LineCalls, MissingInputs
 from gateway.products.batches.input import ChunkInput, InputLine
 from gateway.products.batches.output import BRAKED_BY, WAITS_FOR, with_tier
 from gateway.products.jobs.calls import StoredRequest

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from gateway.products.batches.guards import MOST_CRASHES, WINDOW
+from gateway.products.batches.chunk import MOST_CRASHES, WINDOW
 from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.dead_letters.rules import LetterKind
 from gateway.products.jobs.model import JobState

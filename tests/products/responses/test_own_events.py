@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.openai.sse import response_failed
-from gateway.products.responses.events import GENERATION_STEP, OwnEvents, frame
+from gateway.products.responses.rules import GENERATION_STEP, OwnEvents, frame
 
 KINDS = st.sampled_from(
     ["response.output_text.delta", "response.refusal.delta", "response.function_call_arguments.delta"]

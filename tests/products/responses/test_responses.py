@@ -20,8 +20,8 @@ from gateway.core.errors import InvalidRequest
 from gateway.products.jobs.model import Job, JobFlag, JobState
 from gateway.products.jobs.rules import ResponseRules
 from gateway.products.jobs.store import JobStore
-from gateway.products.responses.events import GENERATION_STEP
 from gateway.products.responses.log import EventBuffers
+from gateway.products.responses.rules import GENERATION_STEP
 from gateway.products.responses.service import ResponseService
 from tests.products.responses.speaking import RESPONSE, WORDS, Json, Speaker, text_of, tries_in
 from tests.support.redis_servers import RedisServer

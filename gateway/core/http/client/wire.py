@@ -16,9 +16,8 @@ import httpx
 
 from gateway.core.http.client.exchange import PIECE_BYTES, EncodedRequest, Exchange, OriginKey, WireTimeouts, origin_of
 from gateway.core.http.client.pool import is_own_want
-from gateway.core.http.client.pools import certificate_error, explain, why_unreachable
 from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, Secrets, phase_of, secrets_of
-from gateway.core.http.client.transport import ERRORS, Http1Transport
+from gateway.core.http.client.transport import ERRORS, Http1Transport, certificate_error, explain, why_unreachable
 from gateway.core.snapshot import Provider
 from gateway.core.types import (
     Answer,

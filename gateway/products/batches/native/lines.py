@@ -31,7 +31,7 @@ from gateway.core.openai.usage import (
     most_output,
     plausible,
 )
-from gateway.core.peek import max_tokens_of
+from gateway.core.request_fields import max_tokens_of
 from gateway.core.snapshot import PolicySnapshot, Provider, Rates
 from gateway.core.types import How, Phase, UpstreamFailed, Usage
 from gateway.dialects.base import ServerFacts

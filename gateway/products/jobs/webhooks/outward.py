@@ -23,8 +23,7 @@ import httpx
 
 from gateway.core.http.client.exchange import EncodedRequest, WireTimeouts
 from gateway.core.http.client.pool import Origin
-from gateway.core.http.client.pools import certificate_error
-from gateway.core.http.client.transport import ERRORS, Http1Transport, HttpxTransport
+from gateway.core.http.client.transport import ERRORS, Http1Transport, HttpxTransport, certificate_error
 from gateway.core.types import RawHeaders
 
 PORTS: Final = (443, 8443)

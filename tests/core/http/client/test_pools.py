@@ -13,8 +13,7 @@ import httpx
 import pytest
 import trustme
 
-from gateway.core.http.client.pools import EmulatedTransport, Pools, why_unreachable
-from gateway.core.http.client.transport import Http1Transport
+from gateway.core.http.client.transport import EmulatedTransport, Http1Transport, Pools, why_unreachable
 from gateway.core.snapshot import Provider
 from tests.fixtures.transports import fetch, server_tls
 from tests.support.raw_server import READ, RawServer

@@ -11,7 +11,7 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from gateway.products.batches.guards import MOST_CRASHES
+from gateway.products.batches.chunk import MOST_CRASHES
 from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.dead_letters.replay import LetterFilter, ReplayFactory, ReplaySpec, replay_job
 from gateway.products.jobs.dead_letters.rules import DeadGroup, LetterState, derived_letter_id

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.peek import LargeBodies
+from gateway.core.request_fields import LargeBodies
 from gateway.products.jobs.answers_http import MOST_REST_BYTES, Parts, split_job, split_large_job
 from gateway.products.jobs.request import (
     MOST_RUN_AT_S,
