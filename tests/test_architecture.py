@@ -97,7 +97,7 @@ PURE = (
     "gateway.core.openai.usage",
     "gateway.core.retry",
     "gateway.core.retry_budgets",
-    "gateway.core.route_plan",
+    "gateway.core.request_fields",
     "gateway.core.snapshot",
     "gateway.core.types",
     "gateway.credentials.auth",

@@ -19,8 +19,7 @@ from gateway.core.openai.media import MEDIA
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import Capabilities
 from gateway.core.patience import SDK_S
-from gateway.core.request_fields import Peeked, peek
-from gateway.core.route_plan import RoutePlan, plan_route
+from gateway.core.request_fields import Peeked, RoutePlan, peek, plan_route
 from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target, targets_hidden_from_callers
 from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
 from gateway.dialects import http as door

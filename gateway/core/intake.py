@@ -42,8 +42,7 @@ from gateway.core.patience import (
     patience_s,
 )
 from gateway.core.render import named_request, new_request_id
-from gateway.core.request_fields import LargeBodies, Peeked, form_boundary, peek
-from gateway.core.route_plan import RoutePlan, RoutePlans, plan_route
+from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePlans, form_boundary, peek, plan_route
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
@@ -66,7 +65,7 @@ from gateway.products.pipelines.http import await_run
 
 if TYPE_CHECKING:
     from gateway.core.call import Call
-    from gateway.core.route_plan import RoutePlan
+    from gateway.core.request_fields import RoutePlan
     from gateway.core.snapshot import Key, PolicySnapshot
     from gateway.core.types import Lane
     from gateway.core.websocket import SocketEnd

@@ -16,9 +16,8 @@ from gateway.core.openai import sse
 from gateway.core.openai.json_edit import is_overcrowded
 from gateway.core.openai.sse import DONE, event_data, first_error, is_silent, json_object
 from gateway.core.types import Usage
-from gateway.dialects.base import ConvertedRequest, Json, object_of, text_of
+from gateway.dialects.base import ConvertedRequest, Json, chat_usage, object_of, text_of
 from gateway.dialects.shapes import chat_error
-from gateway.dialects.usage import chat_usage
 
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
 """The longest event that is waited for."""

@@ -31,7 +31,7 @@ from gateway.core.patience import (
     after_hang_up,
     patience_s,
 )
-from gateway.core.route_plan import plan_route
+from gateway.core.request_fields import plan_route
 from gateway.core.snapshot import Key
 from tests.core.edge.test_keepalive import Front, ask, front
 from tests.e2e.harness import connect, until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.core.route_plan import MOST_PLANS, RoutePlans, plan_route
+from gateway.core.request_fields import MOST_PLANS, RoutePlans, plan_route
 from gateway.core.snapshot import Holding, Key
 from gateway.core.types import Endpoint
 from tests.support.flow import Bench, ScriptedUpstream

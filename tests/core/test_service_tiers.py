@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.openai.usage import ABSURD, add_beside, find_requested_tier, find_usage
 from gateway.core.types import Usage
-from gateway.dialects.usage import usage_of_answer
+from gateway.dialects.base import usage_of_answer
 from gateway.products.batches.native.formats import read_answer
 from tests.rows import rows
 from tests.support.flow import CHAT, RATES, RESPONSES, Bench, Script, ScriptedUpstream, streamed, whole

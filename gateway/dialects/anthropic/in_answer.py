@@ -28,16 +28,17 @@ from gateway.dialects.base import (
     after_null,
     finish_in,
     is_no_argument,
+    message_usage,
     object_of,
     objects,
     strings,
     text_of,
+    usage_of_answer,
 )
 from gateway.dialects.openai.responses_answer import argument_in, first_choice, named_in, pieces_in, words_in
 from gateway.dialects.schema_tools.tools import id_back, names_back
 from gateway.dialects.shapes import message_error
 from gateway.dialects.streams import ChatStreamReader, data_of
-from gateway.dialects.usage import message_usage, usage_of_answer
 
 _STOPS: Final = {"length": "max_tokens", "content_filter": "refusal"}
 """Why an answer ended before it was whole, by a chat completion's finish reason."""

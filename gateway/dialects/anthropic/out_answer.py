@@ -13,7 +13,16 @@ import orjson
 from gateway.core.openai.sse import error_in, event_data, is_silent, json_object
 from gateway.core.openai.usage import read_usage
 from gateway.dialects.anthropic.out_thoughts import FORMAT, TurnRecorder, detail_of, keep_message
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, finish_fields, object_of, objects, text_of
+from gateway.dialects.base import (
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    chat_usage,
+    finish_fields,
+    object_of,
+    objects,
+    text_of,
+)
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.streams import (
     NO_ARGUMENTS,
@@ -24,7 +33,6 @@ from gateway.dialects.streams import (
     chat_head,
     data_of,
 )
-from gateway.dialects.usage import chat_usage
 
 FINISH: Final = {
     "max_tokens": "length",

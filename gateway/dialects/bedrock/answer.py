@@ -16,11 +16,19 @@ from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import read_usage, tier_named
 from gateway.core.types import Usage
 from gateway.dialects.anthropic.out_thoughts import FORMAT
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, finish_fields, object_of, objects, text_of
+from gateway.dialects.base import (
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    chat_usage,
+    finish_fields,
+    object_of,
+    objects,
+    text_of,
+)
 from gateway.dialects.bedrock.options import ContentRecorder, keep_content
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.streams import NO_ARGUMENTS, TOO_LONG, UNCONVERTIBLE, ChatStreamWriter, OpenTool, chat_head
-from gateway.dialects.usage import chat_usage
 
 _FINISH: Final = {
     "content_filtered": "content_filter",

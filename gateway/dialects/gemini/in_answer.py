@@ -22,10 +22,12 @@ from gateway.dialects.base import (
     Json,
     MalformedAnswer,
     finish_in,
+    generated_usage,
     is_no_argument,
     object_of,
     objects,
     text_of,
+    usage_of_answer,
 )
 from gateway.dialects.gemini.out_answer import FORMATS
 from gateway.dialects.issuers import NOT_ITS_OWN, STAND_IN, read_exactly, written
@@ -33,7 +35,6 @@ from gateway.dialects.openai.responses_answer import argument_in, named_in, piec
 from gateway.dialects.schema_tools.chat_parts import data_url
 from gateway.dialects.shapes import generate_error
 from gateway.dialects.streams import ChatStreamReader, data_of
-from gateway.dialects.usage import generated_usage, usage_of_answer
 
 # Names of fields as Google's APIs take them: `inlineData` as its JSON has them, or `inline_data` as its protocol buffers do.
 #

@@ -14,10 +14,18 @@ import orjson
 
 from gateway.core.openai.sse import DONE, GIVEN_UP, error_in, event_data, is_silent, json_object
 from gateway.core.openai.usage import read_usage
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, finish_fields, object_of, objects, text_of
+from gateway.dialects.base import (
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    chat_usage,
+    finish_fields,
+    object_of,
+    objects,
+    text_of,
+)
 from gateway.dialects.memory import IN_ID, MOST_TURN_BYTES, TurnMemory, UnknownMemory, VisibleTurn, unechoed
 from gateway.dialects.streams import AFTER, TOO_LONG, ChatStreamWriter, ConvertingReader, chat_head, data_of
-from gateway.dialects.usage import chat_usage
 
 # The signatures of a turn with calls, remembered from an answer and put back where a client has dropped them.
 #

@@ -26,14 +26,15 @@ from gateway.dialects.base import (
     Json,
     MalformedAnswer,
     ServerFacts,
+    chat_usage,
     object_of,
     objects,
     text_of,
+    usage_of_answer,
 )
 from gateway.dialects.openai.gaps import OF_SEARCH, REASONING_FORMAT, SHARED
 from gateway.dialects.schema_tools.tools import SEARCH, is_search, search_options, shortened, with_own_name
 from gateway.dialects.streams import ConvertingReader, chat_failure, data_of
-from gateway.dialects.usage import chat_usage, usage_of_answer
 
 FINISH: Final = {"max_output_tokens": "length", "content_filter": "content_filter"}
 """The finish reason of a chat completion, by why a response is incomplete."""

@@ -21,12 +21,13 @@ from gateway.dialects.base import (
     is_no_argument,
     object_of,
     objects,
+    response_usage,
     text_of,
+    usage_of_answer,
 )
 from gateway.dialects.issuers import CarriedProofs
 from gateway.dialects.openai.responses_request import INPUT_NAME, TOOL_SEARCH, qualified
 from gateway.dialects.streams import ConvertingReader, data_of
-from gateway.dialects.usage import response_usage, usage_of_answer
 from gateway.products.responses.rules import ECHOED
 
 _UNSAID: Final[Json] = {"description": None, "parameters": None, "strict": None}

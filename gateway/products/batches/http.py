@@ -27,7 +27,7 @@ from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import object_of, read_bytes
 from gateway.core.openai import headers as allow_lists
 from gateway.core.render import new_request_id
-from gateway.core.route_plan import plan_route
+from gateway.core.request_fields import plan_route
 from gateway.core.snapshot import Policies
 from gateway.core.types import LANES, Lane
 from gateway.features.ownership.service import Page, read_page

@@ -14,8 +14,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.intake import refuse_other_readings
-from gateway.core.request_fields import LargeBodies, Peeked, peek, read_fields
-from gateway.core.route_plan import RoutePlan, RoutePlans, plan_route
+from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePlans, peek, plan_route, read_fields
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.features.output.rules import OutputRule

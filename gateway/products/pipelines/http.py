@@ -16,7 +16,7 @@ from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.render import error_object
-from gateway.core.route_plan import RoutePlan
+from gateway.core.request_fields import RoutePlan
 from gateway.core.snapshot import PolicySnapshot
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.output.schema import SchemaUnusable, compile_schema

@@ -25,7 +25,7 @@ from gateway.core.openai.usage import (
     read_usage,
 )
 from gateway.core.types import Usage, UsageParts
-from gateway.dialects.usage import chat_usage, generated_usage, message_usage, response_usage
+from gateway.dialects.base import chat_usage, generated_usage, message_usage, response_usage
 from tests.core.openai.usage_examples import EXAMPLES, Example
 from tests.rows import rows
 
