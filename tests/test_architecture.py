@@ -97,7 +97,6 @@ PURE = (
     "gateway.core.openai.usage",
     "gateway.core.retry",
     "gateway.core.retry_budgets",
-    "gateway.core.request_fields",
     "gateway.core.snapshot",
     "gateway.core.types",
     "gateway.credentials.auth",

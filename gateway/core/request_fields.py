@@ -1,7 +1,7 @@
 """What the gateway reads of a request: the plan of its route, then its head, then its body.
 
-The plan is what is the same for all calls of one key to one model at one endpoint: it is compiled once. A target that is compiled
-for a pattern serves the name the client asked for.
+The plan is what is the same for all calls of one key to one model at one endpoint: it is compiled once. A target that is
+compiled for a pattern serves the name the client asked for.
 
 The head: who calls, in which lane, for whom, until when; and which paths are passed through. The body: which model, as a
 stream or not, how many tokens at most; parsed once, and kept as it came. Only what the gateway itself needs is checked
