@@ -6,14 +6,17 @@ is in a module that is imported when it is called. Every failure is a sentence o
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from gateway import __version__
+
+if TYPE_CHECKING:  # loaded while a signal may come
+    import argparse
 
 OK, FAILED, UNUSABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """Done; it could not run; wrong usage, or a config that cannot be used; ended by Ctrl-C, as shells say it (128 + SIGINT), or by

@@ -79,19 +79,22 @@ def open_file(path: str, kind: FileKind, *, connect: Connect = sqlite3.connect) 
         for setting in _SETTINGS:
             db.execute(setting)
         version = _version_of(db, path, kind)
-        if os.path.getsize(path) <= CHECKED_BYTES:
-            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-            if found != "ok":
-                raise sqlite3.DatabaseError(f"database disk image is malformed: {found}")
-        # Up to here nothing is written; from here on the file is ours.
-        if stat.S_IMODE(os.stat(path).st_mode) != 0o600:
-            os.chmod(path, 0o600)
-        if version == 0:  # a new file: neither can be set later
-            db.execute(f"PRAGMA page_size = {kind.page_bytes}")
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise StoreUnusable(f"{kind.name} {path}: no write-ahead log is possible there. Put it on a local disk.")
+        if is_file:
+            if os.path.getsize(path) <= CHECKED_BYTES:
+                (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+                if found != "ok":
+                    raise sqlite3.DatabaseError(f"database disk image is malformed: {found}")
+            # Up to here nothing is written; from here on the file is ours.
+            if stat.S_IMODE(os.stat(path).st_mode) != 0o600:
+                os.chmod(path, 0o600)
+            if version == 0:  # a new file: neither can be set later
+                db.execute(f"PRAGMA page_size = {kind.page_bytes}")
+                db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+            if mode != "wal":
+                raise StoreUnusable(
+                    f"{kind.name} {path}: no write-ahead log is possible there. Put it on a local disk."
+                )
         return db, _begin(db, version, kind.migrations)
     except (sqlite3.Error, OSError) as error:
         _close(db)

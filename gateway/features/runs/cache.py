@@ -387,6 +387,3 @@ class RunCache:
                 is_durable = self._live.pop(key).is_durable
             if not is_durable:
                 self._lost.note(1)
-
-
-log = logging.getLogger("gateway.runs")

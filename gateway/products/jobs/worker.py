@@ -543,10 +543,15 @@ class JobEngine:
 
     async def reader(self) -> JobStore:
         """Returns the store to look into, which is not made for that. Raises JobsUnavailable."""
-        if self._store is None and not self.problem and self._nothing is not None and not self._has_jobs():
+        is_there = self._store is not None or self.problem or self._is_closed or self._has_jobs()
+        if not is_there and self._nothing is not None:
             if self._empty is None:
                 self._empty = asyncio.create_task(asyncio.to_thread(self._nothing))
-            return await asyncio.shield(self._empty)
+            try:
+                return await asyncio.shield(self._empty)
+            except StoreUnusable as error:
+                self._empty = None  # the next reader tries again
+                raise JobsUnavailable("Jobs cannot be read now; try again.") from error
         return await self.store()
 
     def tick(self) -> None:
@@ -570,7 +575,8 @@ class JobEngine:
         if self._store is not None:
             await self._store.aclose()
         if self._empty is not None:
-            await (await self._empty).aclose()
+            with suppress(StoreUnusable):  # its reader got the error
+                await (await self._empty).aclose()
 
     def _is_due(self) -> bool:
         return self._tried_at is None or self._clock.monotonic() - self._tried_at >= RETRY_S

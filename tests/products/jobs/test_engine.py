@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.errors import StoreUnusable
 from gateway.products.jobs.model import JobsUnavailable
-from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.store import JobStore, no_jobs
 from gateway.products.jobs.worker import RETRY_S, JobEngine
 from tests.support.flow import FakeClock
 from tests.support.memory_store.store import MemoryJobStore
@@ -120,3 +120,39 @@ async def test_an_opening_that_fails_in_a_way_nobody_has_thought_of_is_said(capl
 
     assert engine.health() == "unavailable"
     assert [record.getMessage() for record in caplog.records] == ["jobs are off"]
+
+
+async def test_whoever_reads_before_there_are_jobs_finds_an_empty_store_that_ends_with_the_engine() -> None:
+    """No file is made for that."""
+    opening = Opening()
+    engine = JobEngine(opening.open, lambda: False, None, opening.clock, lambda: no_jobs(opening.clock.wall))
+
+    store = await engine.reader()
+
+    assert await store.find("job_1", "tenant") is None
+    assert await engine.reader() is store
+    await engine.drain(0.0)
+    assert opening.stores == []
+    with pytest.raises(JobsUnavailable):
+        await store.find("job_1", "tenant")
+    with pytest.raises(JobsUnavailable):
+        await engine.reader()
+
+
+async def test_an_empty_store_that_cannot_be_opened_is_opened_for_the_next_reader() -> None:
+    """One failure is not for ever."""
+    opening = Opening()
+    found: list[Exception | JobStore] = [StoreUnusable("no memory"), MemoryJobStore(opening.clock.wall)]
+
+    def nothing() -> JobStore:
+        one = found.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    engine = JobEngine(opening.open, lambda: False, None, opening.clock, nothing)
+
+    with pytest.raises(JobsUnavailable):
+        await engine.reader()
+    assert isinstance(await engine.reader(), MemoryJobStore)
+    await engine.drain(0.0)
