@@ -132,7 +132,7 @@ ANSWER_S: Final = 10.0
 NEARBY_S: Final = 2.0
 """Of a metadata server, which is on the same machine or is not there at all."""
 MOST_ANSWER_BYTES: Final = 262_144
-_MOST_WORDS: Final = 200
+_MOST_SHOWN_CHARS: Final = 200
 _FAULTS: tuple[type[Exception], ...] = (*ERRORS, httpx.InvalidURL, OSError, ValueError)
 
 
@@ -241,4 +241,4 @@ def words_of(status: int, *texts: object, hidden: Collection[str] = ()) -> str:
 def _shown(text: str, hidden: Collection[str]) -> str:
     for secret in sorted(filter(None, hidden), key=len, reverse=True):
         text = text.replace(secret, "***")  # before it is cut: a piece would not be found any more
-    return " ".join(text.split())[:_MOST_WORDS]
+    return " ".join(text.split())[:_MOST_SHOWN_CHARS]

@@ -249,10 +249,10 @@ class TargetHealth:
     @property
     def reason(self) -> str:
         """Returns why it is not clear, in words."""
-        account = self.account.breaker
-        if account.is_clear:
+        breaker = self.account.breaker
+        if breaker.is_clear:
             return self.breaker.reason
-        return account.reason if self.is_callers else f"account {self.account.name}: {account.reason}"
+        return breaker.reason if self.is_callers else f"account {self.account.name}: {breaker.reason}"
 
     def wait_s(self, now: float, rank: int) -> float | None:
         """Returns the seconds until a call of this rank may go; None: one in flight must end first, inf: a person must act."""
@@ -343,8 +343,8 @@ class TargetHealth:
 
     def take(self, now: float) -> Permit:
         """Counts a call that goes, and returns its permits."""
-        account = self.account.breaker
-        return Permit(self.breaker.take(now), None if account.is_clear else account.take(now))
+        breaker = self.account.breaker
+        return Permit(self.breaker.take(now), None if breaker.is_clear else breaker.take(now))
 
     def was_busy(self, in_flight: int, now: float) -> None:
         """Remembers the number of calls in flight, because it is higher than of late."""

@@ -168,9 +168,9 @@ class RecordClaim:
         return self._clock.call_at(self._clock.monotonic() + self._plan.caching.lease_s / 3, self._renew)
 
     def _renew(self) -> None:
-        fingerprint = self._plan
-        if fingerprint.fence:
-            self._store.records.renew(fingerprint.record, fingerprint.fence, fingerprint.caching.lease_s)
+        plan = self._plan
+        if plan.fence:
+            self._store.records.renew(plan.record, plan.fence, plan.caching.lease_s)
             self._timer = self._set()
 
 
