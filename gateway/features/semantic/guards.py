@@ -1,9 +1,10 @@
-"""Reads a text into tokens: white space parts it, tables say what its words mean, the rest stands for itself.
+"""Decides whether two questions that look alike mean the same: in what their words must agree, whatever an embedding says.
 
-Quotations are taken out first and compared to the letter; so are addresses, paths, identifiers and versions, whatever
-follows a colon or a line's end, and all of a question about wording that quotes nothing (`translate I am`). The words of a
-question about words (`define buy`) are compared as they are written, too. Invariant: nothing
-else is dropped but chaff and punctuation between words, and the time is linear whatever the text is.
+A text is brought into a canonical form: chaff dropped, spellings and close synonyms joined, every number, date, unit, negation,
+quantifier, modal verb, tense, question word, name and quotation sorted by kind, and the order of the sentence reduced to what
+rephrasing leaves alone. One short digest per kind is kept. In this order: the tables of words; numbers; tokens; the order of
+words; the facts that are compared. Invariants: in doubt a guard objects, which costs a hit, not the truth; agreeing is an
+equivalence; nothing but chaff and punctuation between words is dropped; the time is linear whatever the text is.
 """
 
 from __future__ import annotations
@@ -16,11 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from unicodedata import normalize
 
-# Looks up what words mean to the guards, language by language, in the tables of the `.txt` files beside this one.
-#
-# A word of a table means one or several tokens, each of a kind; a word that means none is chaff, and may stand in one question
-# and be absent from the other. Words of no table mean themselves. Invariant: leaving a word out of a table costs hits, never
-# truth; putting one in has to be weighed, since two words with one token are taken for each other wherever they stand.
+# --- what words mean to the guards, language by language, in the `.txt` files of `words` ---
 
 
 FOLDER = Path(__file__).with_name("words")
@@ -37,7 +34,13 @@ PAUSE, STOP, VERB = ",", ".", "verb"
 
 
 def read_tables(name: str) -> dict[str, str]:
-    """Returns the tables of one file by their names: what stands below `=== NAME`, without comments."""
+    """Returns the tables of one file by their names: what stands below `=== NAME`, without comments.
+
+    A word of a table means one or several tokens, each of a kind; a word that means none is chaff, and may stand in one
+    question and be absent from the other. Words of no table mean themselves. Invariant: leaving a word out of a table costs
+    hits, never truth; putting one in has to be weighed, since two words with one token are taken for each other wherever they
+    stand.
+    """
     tables: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in (FOLDER / f"{name}.txt").read_text().splitlines():
@@ -159,9 +162,7 @@ def language_of(lowered: list[str]) -> Language:
     return LANGUAGES[0] if "".join(lowered).isascii() else NO_LANGUAGE
 
 
-# Reads numbers: each gets one spelling, apart from its unit.
-#
-# Invariant: 3.1 is not 3.10, -5 is not 5, 10:30 is not 10.30, and a lump with digits that is no number is a name.
+# --- numbers: each gets one spelling, apart from its unit ---
 
 
 _CURRENCIES = "$€£¥"
@@ -172,7 +173,10 @@ _WITHIN = frozenset(".,:/-")
 
 
 def figure(lump: str, core: str, low: str, comma_groups: bool) -> Meaning:
-    """Returns what a lump with digits means: a number and its unit, or a name to the letter."""
+    """Returns what a lump with digits means: a number and its unit, or a name to the letter.
+
+    Invariant: 3.1 is not 3.10, -5 is not 5, 10:30 is not 10.30, and a lump with digits that is no number is a name.
+    """
     if core[-1].isdigit() and lump.rstrip(".,;:?)")[-1] in "!\"'":  # a factorial, an inch, a foot
         return (("names", lump),)
     bare = low.strip(_CURRENCIES)
@@ -209,6 +213,8 @@ def _is_grouped(digits: str) -> bool:
     return 0 < len(head) < 4 and all(len(group) == 3 for group in groups)
 
 
+# --- tokens: white space parts a text, tables say what its words mean, the rest stands for itself ---
+
 _QUOTED = re.compile(
     r"(?<!`)`++[^`]*+`++|\"[^\"]*+\"|“[^“”]*+”|„[^„“”]*+[“”]|«[^«»]*+»|「[^「」]*+」|『[^『』]*+』|(?<![\w'])'[^'\n]*+'(?!\w)"
 )
@@ -231,7 +237,12 @@ _VERB_LAST: Token = ("break", VERB)
 
 
 def read(text: str) -> tuple[str, list[Token]]:
-    """Returns the text's language, and its tokens in their order."""
+    """Returns the text's language, and its tokens in their order.
+
+    Quotations are taken out first and compared to the letter; so are addresses, paths, identifiers and versions, whatever
+    follows a colon or a line's end, and all of a question about wording that quotes nothing (`translate I am`). The words of a
+    question about words (`define buy`) are compared as they are written, too.
+    """
     quotations: list[str] = []
     text = text.strip()
     start = _material_at(text)
@@ -403,11 +414,7 @@ def _singular(word: str) -> str:
     return word[:-2] if word.endswith(("ches", "shes", "xes", "sses", "zes")) else word[:-1]
 
 
-# Reduces the order of words to what rephrasing leaves alone.
-#
-# A sentence is its question words and tenses, a base, and phrases that begin with a preposition. Such a phrase may stand in
-# front as well as at the end (`in Python, how do I sort a list`); `the X of Y` is `the Y X`, as is `Y's X`; `between X and Y`
-# has no order; everything else keeps its own. Invariant: two arguments that change places change the form.
+# --- the order of words, reduced to what rephrasing leaves alone ---
 
 
 def _is_pair(label: str, run: list[str]) -> bool:
@@ -416,7 +423,12 @@ def _is_pair(label: str, run: list[str]) -> bool:
 
 
 def forms_of(tokens: Iterable[Token]) -> list[str]:
-    """Returns every sentence in its form, one after the other."""
+    """Returns every sentence in its form, one after the other.
+
+    A sentence is its question words and tenses, a base, and phrases that begin with a preposition. Such a phrase may stand in
+    front as well as at the end (`in Python, how do I sort a list`); `the X of Y` is `the Y X`, as is `Y's X`; `between X and Y`
+    has no order; everything else keeps its own. Invariant: two arguments that change places change the form.
+    """
     sentences = _Sentences()
     turns, placed = sentences.turns, sentences.word
     for kind, token in tokens:
@@ -526,15 +538,7 @@ class _Sentences:
         return "\2".join(parts)
 
 
-# Decides whether two questions that look alike mean the same: in what their words must agree, whatever an embedding says.
-#
-# A text is brought into a canonical form: chaff dropped, spellings and close synonyms joined, every number, date, unit,
-# negation, quantifier, modal verb, tense, question word, name and quotation sorted by kind, and the order of the sentence
-# reduced to what rephrasing leaves alone. What is kept is one short digest per kind: two questions agree when all of these
-# are equal, so agreeing is an equivalence, and the guard that objects is the first kind that differs. The prompt cannot be
-# read from the facts; a guess can be checked against them, as it can against the vector that lies beside them.
-#
-# It must not know embeddings, thresholds or partitions. Invariant: in doubt it objects; that costs a hit, not the truth.
+# --- the facts of a question, one digest for each kind ---
 
 
 KINDS = (
@@ -567,7 +571,11 @@ _EMPTY_TALK = frozenset(("language", "modality", "tense", "asks", "label", "arti
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Holds what the guards keep of a question: its edition and 8 bytes for each kind of fact."""
+    """Holds what the guards keep of a question: its edition and 8 bytes for each kind of fact.
+
+    The prompt cannot be read from the facts; a guess can be checked against them, as it can against the vector that lies beside
+    them.
+    """
 
     raw: bytes
 

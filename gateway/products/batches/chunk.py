@@ -2,9 +2,11 @@
 
     open -> feed -> (a line: serve, wait, serve again) -> commit -> … -> write the chunk's blobs -> complete
 
-Who says how many is the delay queue itself: lines are fed while only a few of them are held there. A line's result is committed
-as soon as there is one, together with others that came meanwhile. Invariants: a line has at most one call at a time; whatever
-was paid for is committed, unless the process dies or the claim is lost; a chunk ends completed or given back.
+The delay queue itself sets the number: lines are fed while only a few of them are held there. In this order: lines that are
+left for another claim; the calls of lines; an input that is not there; the brake of a batch; how many of its lines may fail;
+lines that may have killed the process, and dead letters; commits; and the chunk, which has one of each. Invariants: a line has
+at most one call at a time; whatever was paid for is committed, unless the process dies or the claim is lost; a chunk ends
+completed or given back.
 """
 
 from __future__ import annotations
@@ -52,29 +54,26 @@ from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
 from gateway.products.pipelines.rules import BROKEN, MOST_FAILED, RUN_BUDGET_EXCEEDED
 
-# What a worker knows of a chunk beside its lines: why one waits, why no more of them begin, and which of them may kill.
-#
-# In this order: lines that are left for another claim; calls that wait in the delay queue; an input that is not there; the
-# brake of a batch; how many of its lines may fail; lines that may have killed the process, and their dead letters.
-
-# What a claim of a chunk leaves for another one: lines that failed for now, or for which there is no room for some time.
-#
-# A line that is put off for longer than FAR_S does not wait in the chunk: what can start does not wait behind it. Once several
-# for one model are, none let through in between, the others for it stay where they are until the first of these may ask again.
+# --- lines that one claim leaves for another: failed for now, or without room for some time ---
 
 FAR_S = 5.0
 """A line that has to wait longer leaves the chunk; one that may ask again sooner stays, and is not read again."""
 ENOUGH = 8
-"""Lines in a row for one model that are put off so: whatever keeps them out is not one line's size."""
+"""Lines in a row for one model that are put off for long: whatever keeps them out is not one line's size."""
 
 
 class DeferredLines:
-    """The lines that one claim leaves without a result. Times are wall-clock seconds."""
+    """The lines that one claim leaves without a result. Times are wall-clock seconds.
+
+    A line that is put off for longer than FAR_S does not wait in the chunk: what can start does not wait behind it. Once ENOUGH
+    for one model are, none let through in between, the others for it stay where they are until the first of these may ask
+    again.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._refused: dict[int, list[float]] = {}
-        """By the number of their model, when lines may ask again that were put off since the last one was let through."""
+        """By the number of a model, when its lines may ask again that were put off since the last one was let through."""
         self.number = 0
         """Lines that were tried."""
         self.at: float | None = None
@@ -106,14 +105,14 @@ class DeferredLines:
         return [model for model, times in self._refused.items() if len(times) >= ENOUGH and min(times) > now]
 
 
-# The calls that are made for the lines of a chunk, and which of them wait in the delay queue.
+# --- the calls of lines, and which of them wait in the delay queue ---
 
 
 class LineCalls:
     """The calls of lines under way, by the lines' numbers."""
 
     def __init__(self, is_holding: Callable[[], bool]) -> None:
-        """`is_holding` tells whether the delay queue has any call at all: without one there is nothing to count."""
+        """`is_holding` returns whether the delay queue has any call at all: without one there is nothing to count."""
         self._is_holding = is_holding
         self._calls: dict[int, list[Call]] = {}
 
@@ -143,6 +142,8 @@ def _sent_for(calls: list[Call]) -> Call:
     return calls[-1] if joined is None else joined[0]
 
 
+# --- an input that is not there ---
+
 MOST_MISSING = 30
 """Tries of a chunk whose input is not there, 10 s from one to the next: a volume may be mounted again."""
 
@@ -154,7 +155,7 @@ class MissingInputs:
         self._tries: dict[tuple[str, int], int] = {}
 
     def is_gone_for_good(self, work: ClaimedWork, trouble: Exception) -> bool:
-        """Counts a try of a chunk whose input is not there; tells whether there have been enough of them."""
+        """Counts a try of a chunk whose input is not there; returns whether there have been enough of them."""
         if not isinstance(trouble, FileNotFoundError):
             return False
         chunk = work.job.id, work.piece
@@ -170,7 +171,7 @@ class MissingInputs:
             del self._tries[one]
 
 
-# The brake of batches: where line after line fails for what an operator has to mend, the rest is not burnt.
+# --- the brake of a batch: line after line fails for what an operator has to mend, and the rest is not burnt ---
 
 FIRST_PROBE_S, LAST_PROBE_S = 30.0, 900.0
 """Seconds until a braked batch tries one line: the first delay, doubled with each failure up to the second."""
@@ -186,7 +187,7 @@ class ErrorPause:
     waits_for: str = ""
     """The code with which lines are put off for long, and none is let through; empty: none is put off so."""
     noted: tuple[str, str] = "", ""
-    """What the batch's marks say of the two."""
+    """The `error_class` and the `waits_for` that the batch's marks say."""
     probe_s: float = FIRST_PROBE_S
     has_served: bool = False
     """A line of the batch did not fail so: until one does, the first failure is enough."""
@@ -239,18 +240,19 @@ class Brakes:
         self._brakes.pop(job_id, None)
 
 
-# How many lines of a batch may fail: once more have, the rest of it would be paid for in vain, and it is stopped.
-#
-# What is judged here is what this claim knows: the failures that were counted when it began, and its own since. Chunks that run
-# beside it may know of more, and whoever reads the batch at its end judges by all.
+# --- how many lines of a batch may fail: with more, the rest would be paid for in vain, and is stopped ---
 
 MOST_EXAMPLE_BYTES = 4_000
-"""Of the line that is kept as an example; a longer one is not."""
+"""The longest failed line that is kept as an example."""
 _UNPAID = RUN_BUDGET_EXCEEDED.encode()
 
 
 class FailureLimit:
-    """Counts the failures of one claimed chunk."""
+    """Counts the failures of one claimed chunk.
+
+    It judges by what its claim knows: the failures that were counted when it began, and its own since. Chunks that run beside
+    it may know of more, and whoever reads the batch at its end judges by all.
+    """
 
     def __init__(self, store: JobStore, running: RunningWork) -> None:
         self._store = store
@@ -275,14 +277,7 @@ class FailureLimit:
             self._running.note(WriteResult(is_ours=True, ends_as=JobState.CANCELLED))
 
 
-# Lines that may have killed the process: found by running ever fewer of them, and given up once that is certain.
-#
-#     a chunk whose worker died -> 8 lines at a time, noted as they begin -> those of a crash alone, and last -> given up
-#
-# The first claim of a chunk costs nothing. A worker of a later one notes durably which lines it is about to begin: if it dies,
-# too, these are suspects, and the others are not. Suspects run alone, one at a time in a process. Invariant: a line is given up
-# only if it was the only suspect that ran in three processes that died; in more of them where other lines, too, were met by
-# crashes as they ran alone: then it is the process that is killed again and again, whatever it does.
+# --- lines that may have killed the process: ever fewer run together, until it is certain ---
 
 WINDOW = 8
 """Lines that run at a time in a chunk whose last worker died."""
@@ -293,7 +288,15 @@ process was killed from outside, more would take more than five crashes in all.
 
 
 class SuspectLines:
-    """The suspects of one claimed chunk."""
+    """The suspects of one claimed chunk.
+
+        a chunk whose worker died -> 8 lines at a time, noted as they begin -> those of a crash alone, and last -> given up
+
+    The first claim of a chunk costs nothing. A worker of a later one notes durably which lines it is about to begin: if it
+    dies, too, these are suspects, and the others are not. Suspects run alone, one at a time in a process. Invariant: a line is
+    given up only if it was the only suspect that ran in three processes that died; in more of them where other lines, too, were
+    met by crashes as they ran alone: then it is the process that is killed again and again, whatever it does.
+    """
 
     def __init__(self, store: JobStore, running: RunningWork, turn: asyncio.Lock) -> None:
         """`turn` is held by the one suspect that runs in this process."""
@@ -348,13 +351,16 @@ class SuspectLines:
         return await self._store.note(self._running.work, {self._name: None})
 
 
-# Lines of batches that become dead letters (`lines` of `dead_letters`): of what killed its processes, and of what failed for
-# now as often as it was tried. All others are their caller's, in the error file.
+# --- dead letters: of what killed its processes, and of what failed for now as often as it was tried ---
 
 WHY = "The gateway died several times while it served this request; it is not tried again."
 
 
 def given_up(job: Job, line: InputLine) -> LineResult:
+    """Returns the result of a line that has killed the process again and again.
+
+    All lines that become no dead letters (`lines` of `dead_letters`) are their caller's, in the error file.
+    """
     custom_id = ""
     with suppress(ValueError):
         custom_id = read_custom_id(line.text)
@@ -377,12 +383,7 @@ def failed_letter(job: Job, line: InputLine, error: JobError, attempts: int) -> 
     return letter_of_line(job, line.number, model, source, error, attempts)
 
 
-# The results of a chunk's lines on their way into the store: many at a time, and in step with those of other chunks.
-#
-#     add -> start -> (wait for the next beat) -> write -> kept
-#
-# What a commit costs hardly depends on how many results it has, and the store makes one transaction of what comes together: so
-# all chunks of a process commit on the same beat. A chunk with nothing else to do does not wait for it.
+# --- commits: many results at a time, in step with those of other chunks ---
 
 
 BEAT_S = 0.025
@@ -392,7 +393,13 @@ LAST_COMMIT_S = 2.0
 
 
 class LineCommits:
-    """Commits the results of one claimed chunk, one commit at a time."""
+    """Commits the results of one claimed chunk, one commit at a time.
+
+        add -> start -> (wait for the next beat) -> write -> kept
+
+    What a commit costs hardly depends on how many results it has, and the store makes one transaction of what comes together:
+    so all chunks of a process commit on the same beat. A chunk with nothing else to do does not wait for it.
+    """
 
     def __init__(self, store: JobStore, running: RunningWork, clock: Clock, news: asyncio.Event) -> None:
         """`news` is set whenever a commit has ended."""
@@ -414,7 +421,7 @@ class LineCommits:
 
     @property
     def is_idle(self) -> bool:
-        """Tells whether nothing waits, no commit is under way, and none has failed."""
+        """Returns whether nothing waits, no commit is under way, and none has failed."""
         return not self._results and self._task is None and self._defect is None
 
     def add(self, result: LineResult) -> None:
@@ -475,6 +482,8 @@ class LineCommits:
             self._task = None
             self._news.set()
 
+
+# --- the chunk ---
 
 LOOK_S, IDLE_LOOK_S = 0.02, 1.0
 """Between looks whether held lines have been let through, and where none is held; what ends sets `_news`."""
@@ -665,7 +674,7 @@ class _Chunk:
         return lines if is_ours else []
 
     def _is_over(self) -> bool:
-        """Tells whether the chunk has had its time, and others want theirs."""
+        """Returns whether the chunk has had its time, and others want theirs."""
         if self._runner.clock.monotonic() < self._slice_ends_at:
             return False
         return any(of.number for (_, _, state), of in self._runner.store.depth().items() if state == "ready")

@@ -2,10 +2,10 @@
 
     claim -> run (a call; or check, chunk, finalise of a batch) -> commit, finish or give back
 
-The worker is the gateway itself: whatever a job does is a call through the pipeline. It must not know how jobs are kept.
-Invariants: a piece that was claimed is ended by its runner or given back; a failure of a runner is logged, and ends nothing
-else; nothing is claimed that is not run at once. Behind it: jobs that may have killed their workers, which run alone; and the
-engine, which opens the store and the worker on it.
+The worker is the gateway itself: whatever a job does is a call through the pipeline. In this order: a piece while it runs; the
+worker; jobs that may have killed their workers, which run alone; and the engine, which opens the store and the worker on it.
+How jobs are kept is the store's alone. Invariants: a piece that was claimed is ended by its runner or given back; a failure of
+a runner is logged, and ends nothing else; nothing is claimed that is not run at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gateway.products.jobs.rules import SegmentRules
 from gateway.products.jobs.store import BlobWriter, JobStore
 from gateway.products.jobs.upkeep import STOPPED
 
-# A piece of work while this worker has it: what its job has been asked for meanwhile, and the writes that must not be lost.
+# --- a piece of work while this worker has it: what its job is asked for meanwhile, and writes that must not be lost ---
 
 
 T = TypeVar("T")
@@ -379,13 +379,7 @@ class JobWorker:
                     running.note(result)
 
 
-# Jobs during which processes have died: they run alone, and only what has died alone is given up.
-#
-#     two deaths, beside whatever ran -> alone, one such job at a time in a process -> given up, or served
-#
-# A death takes all with it that ran in the process, and blames none of them. Invariant: a job is given up only if its last
-# worker died while it was the only such job there. Where others of its kind are known, a process may just be killed again and
-# again, whatever it does: then it takes three such deaths, and one more for each other job that has died alone.
+# --- jobs during which processes have died: they run alone, and only what has died alone is given up ---
 
 MOST_CRASHES: Final = 3
 """From the claim of this number on a job runs alone."""
@@ -399,7 +393,14 @@ WHY: Final = "its worker died {} times while it ran, the last time alone"
 
 
 class CrashSuspects:
-    """The jobs of one process that may have killed the ones before it."""
+    """The jobs of one process that may have killed the ones before it.
+
+        two deaths, beside whatever ran -> alone, one such job at a time in a process -> given up, or served
+
+    A death takes all with it that ran in the process, and blames none of them. Invariant: a job is given up only if its last
+    worker died while it was the only such job there. Where others of its kind are known, a process may just be killed again and
+    again, whatever it does: then it takes three such deaths, and one more for each other job that has died alone.
+    """
 
     def __init__(self, store: JobStore, clock: Clock) -> None:
         self._store = store
@@ -454,11 +455,7 @@ def _crashes_of(work: ClaimedWork) -> int:
     return crashes + (work.claims > claims)
 
 
-# The engine of durable work in this process: its store and its worker, opened when they are first needed.
-#
-# A gateway that has never taken a job makes no file. Where jobs are there already, or others may have taken some, it opens the
-# store at its start, to go on with them. What cannot be opened turns jobs off, and nothing else: the log says why, and it is
-# tried again, by the next request and by the clock.
+# --- the engine of durable work in this process: its store and its worker, opened when they are first needed ---
 
 
 RETRY_S = 5.0
@@ -467,7 +464,12 @@ LastUsers = Callable[[float], Awaitable[None]]
 
 
 class JobEngine:
-    """Opens, runs and closes the store of jobs and the worker on it."""
+    """Opens, runs and closes the store of jobs and the worker on it.
+
+    A gateway that has never taken a job makes no file. Where jobs are there already, or others may have taken some, it opens
+    the store at its start, to go on with them. What cannot be opened turns jobs off, and nothing else: the log says why, and it
+    is tried again, by the next request and by the clock.
+    """
 
     def __init__(
         self,

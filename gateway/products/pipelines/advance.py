@@ -1,9 +1,10 @@
 """What goes into a run, what is to be done next in it, and what comes out.
 
-First the decisions, from the plan and from how its steps stand, and from nothing else: the same states always give the same
-decision, so that it can be made again after a crash. A step is settled when it has a result, is left out, or has failed and the
-plan accepts that; it begins when all that it needs is settled. Then a call that becomes a run, and the run's end in the form of
-the call. Source: OpenAI's chat completion and response objects.
+In this order: a request that a model mends; the requests of a step; the values of answers; a step with items; the decision what
+is done next; a call that becomes a run; its input; the files of batches; and a run's answer. Decisions are made from the plan
+and from how its steps stand, and from nothing else: the same states always give the same decision, so that it can be made
+again after a crash. A step is settled when it has a result, is left out, or has failed and the plan accepts that; it begins
+when all that it needs is settled. Source: OpenAI's chat completion and response objects.
 """
 
 from __future__ import annotations
@@ -59,10 +60,7 @@ from gateway.products.pipelines.templates import (
     size_of,
 )
 
-# The request that asks a model to mend another request, and what may be taken from its answer.
-#
-# It gets the class and the message of the error and the request, and may change the prompt or the input, once, and nothing
-# else: neither the model nor its parameters.
+# --- a request that a model is asked to mend, and what may be taken from its answer ---
 
 
 CHANGED_FIELDS: Final[Mapping[CallEndpoint, tuple[str, ...]]] = {
@@ -72,13 +70,17 @@ CHANGED_FIELDS: Final[Mapping[CallEndpoint, tuple[str, ...]]] = {
     "moderations": ("input",),
 }
 MOST_SHOWN_CHARS: Final = 200_000
-"""Of the request; a longer one is shown to the repairing model cut in its middle."""
+"""A longer request is shown to the repairing model cut in its middle."""
 
 
 def repair_request(
     model: str, endpoint: CallEndpoint, body: Mapping[str, Any], error_class: str, message: str
 ) -> dict[str, Any]:
-    """Returns the body of the chat call that asks `model` for a change."""
+    """Returns the body of the chat call that asks `model` for a change.
+
+    It has the class and the message of the error and the request, and may change the prompt or the input, once, and nothing
+    else: neither the model nor its parameters.
+    """
     fields = CHANGED_FIELDS[endpoint]
     shown = {field: body[field] for field in fields if field in body}
     request = orjson.dumps(shown).decode()
@@ -116,11 +118,13 @@ def _is_alike(change: Mapping[str, Any], body: Mapping[str, Any], field: str) ->
     return bool(value) and isinstance(value, str if isinstance(body[field], str) else (str, list))
 
 
-# The requests of a step, made of what is known: one, or one for each item of a list.
+# --- the requests of a step: one, or one for each item of a list ---
 
 
 MOST_REQUESTS_CHARS: Final = 200_000_000
-"""Of all items of a step together: they are in memory until they are written, however often the same text is in them."""
+"""The requests of all items of a step together: they are in memory until they are written, however often the same text is in
+them.
+"""
 
 
 class GatheredRequests:
@@ -185,16 +189,17 @@ def scopes_of(items: Sequence[Any], scope: Scope) -> Iterator[Scope]:
     return (Scope(scope.input, scope.steps, item, has_item=True) for item in items)
 
 
-# What is known of a step by its answers: the text, its JSON, embeddings or verdicts.
-#
-# Source: the answers of OpenAI's chat completions, responses, embeddings and moderations endpoints.
+# --- the values of answers: the text, its JSON, embeddings or verdicts ---
 
 
 _FENCED: Final = re.compile(r"\s*```[A-Za-z]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
 def values_of(endpoint: CallEndpoint, body: bytes) -> dict[str, Any]:
-    """Returns what the body of one answer says; a field that it does not have is missing."""
+    """Returns what the body of one answer says; a field that it does not have is missing.
+
+    Source: the answers of OpenAI's chat completions, responses, embeddings and moderations endpoints.
+    """
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -281,10 +286,7 @@ def _dicts(value: object) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-# A step with items: asked once for each, and once more for those that have failed and whose requests a model has changed.
-#
-# All requests of one part are one child of the run. What an item has failed for stays, until a changed request of it has its
-# answer; how many may fail is held against what is left at the end.
+# --- a step with items: asked once for each, and once more for those whose failed requests a model has changed ---
 
 
 Values = Mapping[str, Any]
@@ -294,6 +296,9 @@ def begin_items(step: Step, scope: Scope, filling: StepFilling) -> StepStart | V
     """Returns the first part of a step, or its values where nothing is asked of any item. Raises StepFailed.
 
     Where more requests cannot be put together than may fail, the others are not asked in vain.
+
+    All requests of one part are one child of the run. An item's error stays until a changed request of it has its answer; how
+    many may fail is held against what is left at the end.
     """
     items = items_of(step, scope, filling)
     gathered = GatheredRequests(filling)
@@ -375,6 +380,9 @@ def _accepted(step: Step, state: StepState) -> Values:
     problem = f"{state.failed} of {state.total} items have failed, more than the plan accepts"
     such = f"; such as: {state.error.message}" if state.error is not None else ""
     raise StepFailed(StepError(TOO_MANY_FAILED, problem + such, step.name))
+
+
+# --- what is done next ---
 
 
 def advance(plan: PipelinePlan, run: RunStates) -> Decision:
@@ -482,11 +490,7 @@ def _in_its_place(step: Step, state: StepState | None) -> Mapping[str, Any] | No
     return values_of_many(step.endpoint, [None] * (0 if state is None else state.total), step.on_failure.value)
 
 
-# What goes into a run, and what comes out: a call becomes one, its children answer, and its end has the form of the call.
-#
-# Source: OpenAI's chat completion and response objects.
-
-# A call to `pipelines/NAME` becomes a run: the job that would have been its call's, of another kind.
+# --- a call to `pipelines/NAME` becomes a run: the job that would have been its call's, of another kind ---
 
 ENDPOINTS = (PATHS["chat"], PATHS["responses"])
 """Where a pipeline can be asked for."""
@@ -544,16 +548,17 @@ def _packed(payload: RunPayload) -> bytes:
     return payload.packed()
 
 
-# What a caller gives a pipeline: read from a chat completion's or a response's request, and held against the plan's schema.
-#
-# `metadata.input` is the input as it is, or as JSON in a text; without it the last message of the user is: as JSON where the
-# schema wants an object or a list and the text is one; else as the one field that the schema demands; else as a text.
+# --- the input of a run, from the request of a chat completion or a response, held against the plan's schema ---
 
 FIELD: Final = "metadata.input"
 
 
 def input_of(plan: PipelinePlan, request: Mapping[str, Any]) -> Any:
-    """Returns the input of a run. Raises InvalidRequest, naming the field and the remedy."""
+    """Returns the input of a run. Raises InvalidRequest, naming the field and the remedy.
+
+    `metadata.input` is the input as it is, or as JSON in a text; without it the last message of the user is: as JSON where the
+    schema wants an object or a list and the text is one; else as the one field that the schema demands; else as a text.
+    """
     value = with_defaults(plan.input_schema, _text_in(plan, request))
     misfit = None if plan.input_schema is None else misfit_of(plan.input_schema, value)
     if misfit is not None:
@@ -627,7 +632,7 @@ def _last_text(request: Mapping[str, Any]) -> str | None:
     return "".join(texts) if texts else None
 
 
-# What the files of a step's batches say: an answer or an error for each item, by its number.
+# --- the files of a step's batches: an answer or an error for each item, by its number ---
 
 MOST_MESSAGE_CHARS = 500
 
@@ -673,7 +678,7 @@ def _error_in(step: Step, line: Mapping[str, Any]) -> StepError | None:
     return StepError(str(error.get("code")), str(error.get("message"))[:MOST_MESSAGE_CHARS], step.name)
 
 
-# A run's answer, in the form of the endpoint at which it was asked for.
+# --- a run's answer, in the form of the endpoint at which it was asked for ---
 
 RUN: Final = b"x-gateway-run"
 STEPS: Final = b"x-gateway-steps"

@@ -1,11 +1,10 @@
-"""What a plan says of values: texts with places for them, `{{ steps.extract.json.title | first(200) }}`, and conditions.
+"""The values of a plan: texts with places for them, `{{ steps.extract.json.title | first(200) }}`, and conditions.
 
 A place is a path and filters, and nothing else: no code runs. Values are put in once and never read as templates themselves,
 so that no input can change what a request is. A place that is a whole text keeps the type of its value, unless it stands where
-only text can (`TEXT_FIELDS`).
-
-In this order: places, and the values that they are filled with; their filters; how they are read from a plan's source;
-conditions in JMESPath; the division of a long text; and the work of all that, which is bounded.
+only text can (`TEXT_FIELDS`). In this order: problems of a source; places, and the values that they are filled with;
+how they are read from a plan's source; conditions in JMESPath, and the judge of them; the division of a long text;
+and the work of all that, which is bounded.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-# What is wrong with a pipeline's source: with the path of the value, so that a reader of files can add its line.
+# --- problems of a source, with the path of the value, so that a reader of files can add its line ---
 
 Path = tuple[str | int, ...]
 
@@ -35,7 +34,7 @@ class PlanProblem(NamedTuple):
     """The names that could have been meant."""
 
 
-# Places, and what they are filled with.
+# --- places, and the values that they are filled with ---
 
 FILTERS: Final = ("first", "split", "json", "join")
 ROOTS: Final = ("input", "steps", "item")
@@ -44,7 +43,7 @@ TEXT_FIELDS: Final = frozenset(("content", "text", "instructions"))
 BETWEEN: Final = "\n\n"
 """What `join` puts between texts where nothing else is given."""
 MOST_TEXT_CHARS: Final = 20_000_000
-"""Of a text with its values: as large as a request may be by default."""
+"""The longest text with its values: as large as a request may be by default."""
 
 
 class ValueMissing(Exception):
@@ -286,7 +285,7 @@ _APPLIED: Final[Mapping[str, Callable[[Any, Filter, str, StepFilling], Any]]] = 
 }  # fmt: skip
 
 
-# Reads templates and places out of the texts of a source, with what is wrong with them.
+# --- templates and places, read from the texts of a source ---
 
 _PLACE: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _PATH: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
@@ -385,12 +384,10 @@ def _read_filter(source: str, path: Path, problems: list[PlanProblem]) -> Filter
     return Filter(name)
 
 
-# The conditions of branches, in JMESPath: an expression over `input`, `steps` and `item`, which runs no code.
-#
-# Source: the JMESPath specification; "true" is what is not empty, false or null there. The package is an extra, and is imported
-# when the first condition is read.
+# --- the conditions of branches, in JMESPath: an expression over `input`, `steps` and `item`, which runs no code ---
 
 NEEDS_EXTRA: Final = "needs packages that are not installed: pip install '.[pipelines]'"
+"""The problem of a condition where the package is absent: it is an extra, imported when the first condition is read."""
 MOST_CHARS: Final = 2_000
 _RELATIVE_BEHIND_FIRST: Final = frozenset(
     ("subexpression", "index_expression", "projection", "value_projection", "filter_projection", "pipe")
@@ -526,22 +523,24 @@ def _chains(node: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             yield from _chains(child)
 
 
-# What a JMESPath expression comes to, with its work counted: it may look at each value of an input, once for each item.
-#
-# The package walks an expression by a visitor, which counts here what it is about to do. What a function does at once
-# keeps the interpreter's lock, in a thread too, so that it has a bound of its own.
+# --- a judge of conditions, with its work counted: an expression may look at each value of an input, once an item ---
 
 MOST_AT_ONCE: Final = 20_000_000
-"""Of one function, in characters that are copied: some tens of milliseconds."""
+"""The work of one function, in characters that are copied: some tens of milliseconds."""
 _A_VISIT: Final = 600
-"""What a part of an expression is taken for that is looked at, and a value that is written as JSON: one or two microseconds."""
+"""The work of a look at a part of an expression, and of a value that is written as JSON: one or two microseconds."""
 _A_COMPARISON: Final = 64
-"""What a comparison is taken for by which a list is sorted."""
+"""The work of a comparison by which a list is sorted."""
 _MADE_LISTS: Final = ("flatten", "slice")
 
 
 class ConditionJudge:
-    """Evaluates expressions at the expense of one step's work."""
+    """Evaluates expressions at the expense of one step's work.
+
+    The package walks an expression by a visitor, which counts here what it is about to do. What a function does at once keeps
+    the interpreter's lock, in a thread too, so that it has a bound of its own. Source: the JMESPath specification; "true" is
+    what is not empty, false or null there.
+    """
 
     def __init__(self, work: Work) -> None:
         visitor: Any = import_module("jmespath.visitor")  # an extra: it is here, since a condition was read
@@ -616,16 +615,10 @@ class ConditionJudge:
             raise TooMuchWork(MOST_AT_ONCE)
 
 
-# A long text in pieces of so many tokens, which put together again are the text.
-#
-# Cuts are where a reader would make them: behind a paragraph, else a line, a sentence, a word, and within a word only where
-# nothing else is left. Never within a code point: texts here have nothing smaller.
-#
-# Tokens are counted of what a piece may be, a few times a piece, and not of all that could be cut off: a guess at its length
-# comes from the piece before it, so that all that is counted is a few times the text, whatever the text is.
+# --- a long text in pieces of so many tokens, which put together again are the text ---
 
 Count = Callable[[str], float]
-"""Tells the tokens of a text."""
+"""Returns the number of tokens of a text."""
 _BEHIND: Final = tuple(
     re.compile(pattern)
     for pattern in (
@@ -635,15 +628,23 @@ _BEHIND: Final = tuple(
         r"\s+",  # words
     )
 )
-"""What ends parts of a text, the largest first. Each is found in one pass, whatever the text is."""
+"""The ends of parts of a text, the largest first. Each is found in one pass, whatever the text is.
+
+Cuts are where a reader would make them: behind a paragraph, else a line, a sentence, a word, and within a word only where
+nothing else is left. Never within a code point: texts here have nothing smaller.
+"""
 _FULL: Final = 0.9
-"""Of its tokens, with which no more is tried to be put into a piece."""
+"""The part of a piece's tokens from which on no more is tried to be put into it."""
 _TAIL: Final = 1.25
-"""What is left of a text is tried as a whole, if it is no longer than this times what a piece is guessed to be."""
+"""The rest of a text is tried as a whole, if it is no longer than this times what a piece is guessed to be."""
 
 
 def split_text(text: str, tokens: int, count: Count) -> list[str]:
-    """Returns the text in pieces of at most so many tokens; a code point that has more is a piece of its own."""
+    """Returns the text in pieces of at most so many tokens; a code point that has more is a piece of its own.
+
+    Tokens are counted of what a piece may be, a few times a piece, and not of all that could be cut off: a guess at its length
+    comes from the piece before it, so that all that is counted is a few times the text, whatever the text is.
+    """
     if not text:
         return []
     its_tokens = count(text)
@@ -697,17 +698,17 @@ def _cut(text: str, begin: int, end: int) -> int:
     return last if last > begin else end
 
 
-# What is done to values before they are asked for is work, which is bounded: counted, not timed, so that it is refused alike
-# on any machine.
+# --- the work that is done to values before they are asked for, which is bounded ---
 
 MOST_WORK: Final = 1_000_000_000
-"""Of one step, in characters that are copied: some seconds of a processor."""
+"""The work of one step, in characters that are copied: some seconds of a processor. It is counted, not timed, so that it is
+refused alike on any machine."""
 MOST_IN_A_HURRY: Final = 2_000_000
-"""Of all steps that are decided upon at once: some ten milliseconds."""
+"""The work of all steps that are decided upon at once: some ten milliseconds."""
 _A_REQUEST: Final = 3_000
-"""What a request with nothing in it is taken for."""
+"""The work of a request with nothing in it."""
 A_VALUE: Final = 16
-"""What a value of a list is taken for, and a character whose tokens are counted: about so many times a copied character."""
+"""The work of a value of a list, and of a character whose tokens are counted: about so many times a copied character."""
 
 
 class TooMuchWork(Exception):

@@ -1,8 +1,9 @@
 """Responses that the gateway stores, as data: what a request says of that, how a response is shown, and its events.
 
-Source: OpenAI's API reference, POST /v1/responses, the response object, "List input items"; `store` is true there where a
-request does not say. What a response repeats of its request is what the gateway knows of it. The events of one that runs in the
-background stand at the end.
+In this order: the options of a request; the conversation that it goes on from; a response in the background; the list of input
+items; the answer of a call in the foreground; and the events of a response in the background. What a response repeats of its
+request is what the gateway knows of it. Source: OpenAI's API reference, POST /v1/responses, the response object, "List input
+items"; `store` is true there where a request does not say.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gateway.core.openai.sse import event_data, event_json, json_object, split_e
 from gateway.products.jobs.model import RESPONSE, Job, JobState, derived_response_id, is_ours
 from gateway.products.responses.store import StoredResponse
 
-# What a request of Responses asks for beside its answer: to run in the background, to be kept, to go on from another one.
+# --- what a request asks for beside its answer: to run in the background, to be kept, to go on from another ---
 
 StoreMode = Literal["provider", "gateway", "off", "never"]
 """Who keeps responses: the provider, untouched; the gateway; nobody; nobody, and none runs in the background."""
@@ -110,9 +111,7 @@ class BackgroundRefused(CallerFault):
     code = "background_not_allowed"
 
 
-# The conversation behind a `previous_response_id`: what was asked and answered before, as items of the next request.
-#
-# Instructions are no part of it: each request brings its own, as at OpenAI.
+# --- the conversation behind a `previous_response_id`: questions and answers as items of the next request ---
 
 MOST_LINKS: Final = 64
 MOST_BYTES: Final = 8 * 1024 * 1024
@@ -131,6 +130,8 @@ def conversation_of(response_id: str, chain: Sequence[StoredResponse]) -> Conver
     """Returns the items of kept responses, given the latest first, which is called `response_id`.
 
     Raises InvalidRequest where one is gone, or they are too many, or too long.
+
+    Instructions are no part of it: each request brings its own, as at OpenAI.
     """
     wanted, seen = response_id, set[str]()
     links: list[StoredResponse] = []
@@ -184,7 +185,7 @@ def _is_sayable(item: dict[str, Any]) -> bool:
     return item.get("type") != "reasoning" or bool(item.get("encrypted_content") or item.get("content"))
 
 
-# A response in the background as its caller sees it before its answer is there, and where there never is one.
+# --- a response in the background before its answer is there, and where there never is one ---
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ASKED: Final = "response"
@@ -323,7 +324,7 @@ def failure(message: str, code: str, kind: str = "") -> dict[str, Any]:
 LATE: Final[Mapping[str, str]] = {"code": "server_error", "message": "The response was not ready before its deadline."}
 
 
-# The input of a response as `GET /v1/responses/{id}/input_items` lists it: items with ids, and texts as parts.
+# --- the input of a response, as `GET /v1/responses/{id}/input_items` lists it ---
 
 _MARKS: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
@@ -352,18 +353,7 @@ def _listed(item: dict[str, Any], body: str, place: int) -> dict[str, Any]:
     return made
 
 
-# The events of a response that runs in the background, made of a provider's: with its own id, and numbers without gaps.
-#
-#     created queued in_progress … (completed | incomplete | failed)
-#
-# The first two follow from the job alone, so whoever waits for a worker has them already. Each run of the model ("generation")
-# numbers its events from a multiple of GENERATION_STEP on: a number says of which run it is, so that nobody who comes back can
-# be given the end of another answer than the one he has begun.
-
-# The answer of a call in the foreground as one that the gateway keeps: under its own id, whole or as events.
-#
-# The id follows from the tenant and the provider's own, so that an answer that is given again, from a cache or to a repeated
-# request, has the same one.
+# --- the answer of a call in the foreground that the gateway keeps: under its own id, whole or as events ---
 
 
 _KEPT: Final = frozenset(("completed", "incomplete"))
@@ -372,7 +362,11 @@ _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 
 
 class KeptEvents:
-    """Puts the gateway's id into the answer to one call."""
+    """Puts the gateway's id into the answer to one call.
+
+    The id follows from the tenant and the provider's own, so that an answer that is given again, from a cache or to a repeated
+    request, has the same one.
+    """
 
     def __init__(self, tenant: str, previous_id: str) -> None:
         self._tenant = tenant
@@ -488,7 +482,14 @@ def is_end(event: bytes) -> bool:
 
 
 class OwnEvents:
-    """Makes the events of one generation; those that end it are held back, and asked for by `end`."""
+    """Makes the events of one generation; those that end it are held back, and asked for by `end`.
+
+        created queued in_progress … (completed | incomplete | failed)
+
+    The first two follow from the job alone, so whoever waits for a worker has them already. Each run of the model
+    ("generation") numbers its events from a multiple of GENERATION_STEP on: a number says of which run it is, so that nobody
+    who comes back can be given the end of another answer than the one he has begun.
+    """
 
     def __init__(self, own: Mapping[str, Any], queued: Mapping[str, Any], generation: int) -> None:
         """`own` are the fields that replace a provider's; `queued` is the response before anything was answered."""

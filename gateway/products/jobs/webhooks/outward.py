@@ -1,8 +1,10 @@
-"""Which addresses a URL of a stranger's may lead to: public ones, and nothing else. Pure: who resolves names hands them in.
+"""The way out to URLs of strangers: to public addresses, and nothing else.
 
-One reading of the URL serves the verdict and the connection, so that no second parser can see another host in it. What has
-two readings anywhere (numbers in odd bases, backslashes, escapes, letters that fold into others) is refused, not repaired.
-Source: RFC 3986; the IANA registries of special-purpose addresses (RFC 6890 and its updates), 2026-11; RFC 6052 (NAT64).
+In this order: the verdict on a URL and its addresses, which is pure (who resolves names hands them in); the ports; the guard;
+requests without a look at addresses; guarded requests; and the opening of both ways. One reading of the URL serves the verdict
+and the connection, so that no second parser can see another host in it. What has two readings anywhere (numbers in odd bases,
+backslashes, escapes, letters that fold into others) is refused, not repaired. Source: RFC 3986; the IANA registries of
+special-purpose addresses (RFC 6890 and its updates), 2026-11; RFC 6052 (NAT64).
 """
 
 from __future__ import annotations
@@ -199,7 +201,7 @@ def _why_unreadable(url: str) -> str:
     return "is no plain URL: https://, a host name, if need be :8443, a path and a query"
 
 
-# The ports of requests to addresses that are no provider's, and of their guard.
+# --- the ports of requests to addresses that are no provider's ---
 
 
 class Unreachable(Exception):
@@ -211,7 +213,7 @@ class FetchRefused(Unreachable):
 
 
 class OutwardAnswer(NamedTuple):
-    """What is heard of an answer from outside."""
+    """The part of an answer from outside that is read."""
 
     status: int
     retry_after: bytes = b""
@@ -232,7 +234,7 @@ class Outward(Protocol):
         ...
 
 
-# The guard of every request to a URL that a caller has named: none leaves but to public addresses.
+# --- the guard of every request to a URL that a caller has named ---
 
 
 class AddressGuard:
@@ -253,20 +255,21 @@ class AddressGuard:
             raise FetchRefused(f"its host {error}") from None
 
 
-# Requests to addresses that are no provider's: webhooks. Implements `Outward`.
-#
-# TLS is verified against the system's authorities, no proxy of the environment is used, no redirect is followed, and of an
-# answer's body only as much is read as lets the connection be used again. What it says is never shown.
+# --- requests over the usual transport, without a look at addresses ---
 
 
 MOST_READ_BYTES: Final = 4096
 CONNECTIONS: Final = 16
-"""To each origin, at most."""
+"""The most connections to each origin."""
 OUTWARD_ERRORS: tuple[type[Exception], ...] = (*ERRORS, httpx.InvalidURL)
 
 
 class HttpOutward:
-    """Posts over the gateway's own HTTP/1.1 transport, or another one; either belongs to one event loop."""
+    """Posts over the gateway's own HTTP/1.1 transport, or another one; either belongs to one event loop.
+
+    Implements `Outward`. TLS is verified against the system's authorities, no proxy of the environment is used, no redirect is
+    followed, and of an answer's body only as much is read as lets the connection be used again. What it says is never shown.
+    """
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """`transport` is one through a proxy, or with authorities of its own."""
@@ -336,20 +339,13 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:100]}"
 
 
-# Requests to URLs that callers have named, to public addresses only. Implements `Outward`.
-#
-#     guard reads the URL -> one look-up of the name -> guard sees every address -> connect to one of them, by its number
-#
-# The name is looked up once, and what was judged is what is connected to: a name that changes its mind in between (DNS
-# rebinding) changes nothing. TLS is verified against the name, which is also the Host. Each request has a connection of its
-# own, so nothing is kept for the many hosts that callers may name. Behind an egress proxy the proxy looks names up, and is
-# their guard; what is written as a private address is refused before it is asked.
+# --- requests to URLs that callers have named, to public addresses only ---
 
 
 MOST_LOOKUPS: Final = 32
 """Names that are looked up at a time: a name server that never answers holds a thread for its time-out."""
 SWEEP_S: Final = 1.0
-"""Of the transport; the time of a whole request is kept by a timer of its own."""
+"""The sweep of the transport; the time of a whole request is kept by a timer of its own."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns all addresses of a name, for a port. Raises OSError."""
@@ -380,7 +376,17 @@ async def connect_to(make: Callable[[], asyncio.BaseProtocol], address: str, ori
 
 
 class GuardedOutward:
-    """Posts to public addresses."""
+    """Posts to public addresses.
+
+    Implements `Outward`.
+
+        guard reads the URL -> one look-up of the name -> guard sees every address -> connect to one of them, by its number
+
+    The name is looked up once, and what was judged is what is connected to: a name that changes its mind in between (DNS
+    rebinding) changes nothing. TLS is verified against the name, which is also the Host. Each request has a connection of its
+    own, so nothing is kept for the many hosts that callers may name. Behind an egress proxy the proxy looks names up, and is
+    their guard; what is written as a private address is refused before it is asked.
+    """
 
     def __init__(
         self,
@@ -493,11 +499,14 @@ def _quietly(loop: asyncio.AbstractEventLoop, act: Callable[[], object]) -> None
         loop.call_soon_threadsafe(act)
 
 
-# Opens what webhooks leave by: one way to endpoints of the config, which may be internal; a guarded one to others.
+# --- the ways by which webhooks leave ---
 
 
 def open_outwards(guard: AddressGuard, egress_proxy: str | None, ca_file: str | None) -> tuple[Outward, Outward]:
-    """Returns the way to endpoints of the config, and the guarded one. Raises OSError for a `ca_file` that cannot be read."""
+    """Returns the way to endpoints of the config, and the guarded one. Raises OSError for a `ca_file` that cannot be read.
+
+    That to endpoints of the config, which may be internal, has no guard.
+    """
 
     def tls() -> ssl.SSLContext:
         context = ssl.create_default_context()
