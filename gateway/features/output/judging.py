@@ -1,4 +1,7 @@
-"""The verdict on the texts of an answer: at once where that is quick, by a process of its own where it is not."""
+"""The verdict on the texts of an answer: at once where that is quick, by a process of its own where it is not.
+
+In this order: streams that are held back for it; repairs by another model; turns; checks in another process; and the judge.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,11 @@ from gateway.features.output.rules import (
 )
 from gateway.features.output.schema import INLINE_BYTES, MOST_BYTES, OutputSchema, SchemaUnusable, compile_schema
 
-# Holds a stream back until it has ended, or has grown too long for that.
+# --- a stream is held back until it has ended, or has grown too long for that ---
 
 
 MOST_HELD = 32 * 1024 * 1024
-"""Bytes of one stream; a longer one is not held back any more."""
+"""The bytes of one stream; a longer one is not held back any more."""
 
 
 @dataclass(slots=True)
@@ -98,11 +101,7 @@ def _class_of(outcome: str | None) -> ErrorClass:
     return known.get(outcome or "", ErrorClass.STREAM_INTERRUPTED)
 
 
-# Repairs: another model is asked to correct a text, as one more part of the call that it is for.
-#
-# The question is a call of its own to the other model's targets, with their limits, breakers and retries; it shares the ledger,
-# the deadline, the place in line and the money of the call that it is for. Invariant: however it ends, what it took from a
-# target is settled, and its attempts are in the call's ledger, priced.
+# --- repairs: another model is asked to correct a text, as one more part of the call that it is for ---
 
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
@@ -124,7 +123,12 @@ class Repaired:
 
 
 class Repairs:
-    """Asks for repairs. One per process; holds no state of any call."""
+    """Asks for repairs. One per process; holds no state of any call.
+
+    The question is a call of its own to the other model's targets, with their limits, breakers and retries; it shares the
+    ledger, the deadline, the place in line and the money of the call that it is for. Invariant: however it ends, what it took
+    from a target is settled, and its attempts are in the call's ledger, priced.
+    """
 
     __slots__ = ("_admission", "_clock", "_first_answer")
 
@@ -242,16 +246,15 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
     )
 
 
-# Turns at something that serves one at a time: tenants take them in rotation, whoever asks for more of them.
-#
-# Invariants: at most one turn is taken; what waits is bounded in number per tenant and in bytes over all, and it is the tenant
-# with the most that gives way.
+# --- turns at something that serves one at a time: tenants take them in rotation, whoever asks for more of them ---
 
 
 MOST_WAITING = 16
-"""Of one tenant. A turn lasts up to two seconds, and nobody waits longer than ten: more would wait in vain."""
+"""The most turns that one tenant waits for. A turn lasts up to two seconds, and nobody waits longer than ten: more would wait
+in vain.
+"""
 MOST_WAITING_BYTES = 64 * 1024 * 1024
-"""Of all tenants."""
+"""The most bytes that wait, of all tenants."""
 
 
 class NotATurn(Exception):
@@ -264,7 +267,11 @@ class _Wait(NamedTuple):
 
 
 class FairTurns:
-    """Gives turns to tenants. Used by one event loop."""
+    """Gives turns to tenants. Used by one event loop.
+
+    Invariants: at most one turn is taken; what waits is bounded in number per tenant and in bytes over all, and it is the
+    tenant with the most that gives way.
+    """
 
     __slots__ = ("_bytes", "_served", "_waiting")
 
@@ -337,10 +344,7 @@ class FairTurns:
             del self._waiting[tenant]
 
 
-# Checks of texts that take long, in a process of their own: bounded in time and memory, one at a time, tenants in turn.
-#
-# The library holds Python's lock while it works, so that no thread would leave the loop its turn. A process costs a tenth of a
-# second, which is little beside the answer that it is for.
+# --- checks that take long, in a process of their own: bounded in time and memory, one at a time, tenants in turn ---
 
 
 CPU_S = 2
@@ -353,7 +357,11 @@ class CheckFailed(Exception):
 
 
 class CheckerProcess:
-    """Runs `gateway.features.output.child`."""
+    """Runs `gateway.features.output.child`.
+
+    The library holds Python's lock while it works, so that no thread would leave the loop its turn. A process costs a tenth of
+    a second, which is little beside the answer that it is for.
+    """
 
     __slots__ = ("_turns",)
 
@@ -404,6 +412,9 @@ MOST_SCHEMA_BYTES = 2 * 1024 * 1024
 """Of all callers' schemas that are remembered."""
 MOST_BODY = 1_048_576
 """Bytes of a request or an answer that is read in one piece, in a few milliseconds; nothing is looked for in larger ones."""
+
+
+# --- the judge ---
 
 
 class BadText(NamedTuple):

@@ -1,6 +1,8 @@
 """What a call's answer has to be, and what follows if it is something else.
 
-A rule belongs to one call (`Call.output`). The edge takes it from the model's policy; a step of a pipeline sets its own.
+A rule belongs to one call (`Call.output`). The edge takes it from the model's policy; a step of a pipeline sets its own. In
+this order: the rule and its results; the texts of a whole answer; the verdict on one text; the money of a check; the request
+for a repair; and the texts of a stream.
 """
 
 from __future__ import annotations
@@ -80,11 +82,7 @@ class OutputRule:
         object.__setattr__(self, "digest", sha256(schema + how).digest())
 
 
-# The texts in a whole answer that a schema is for: which are checked, and how another is put in the place of one.
-#
-# Of a chat completion each choice's content is one text; of a response, each message's `output_text` parts together; of a
-# message, all its text blocks together. Answers are read in the caller's language: whatever the target speaks has been put into
-# it before.
+# --- the texts of a whole answer that a schema is for, and how another is put in the place of one ---
 
 
 Json = dict[str, Any]
@@ -98,7 +96,7 @@ _CUT = {
     "function_call": OutputResult.SKIPPED,
     "error": OutputResult.SKIPPED,
 }
-"""Why a choice ended that is not meant to be whole."""
+"""The results of choices that are not meant to be whole, by why they ended."""
 
 _WHOLE = ("end_turn", "stop_sequence")
 """Why a message of Anthropic's ended that is meant to be whole."""
@@ -114,7 +112,12 @@ class OutputText(NamedTuple):
 
 
 def texts_of(endpoint: str, answer: Json) -> list[OutputText]:
-    """Returns the texts of a whole answer; none where it has no such thing."""
+    """Returns the texts of a whole answer; none where it has no such thing.
+
+    Of a chat completion each choice's content is one text; of a response, each message's `output_text` parts together; of a
+    message, all its text blocks together. Answers are read in the caller's language: whatever the target speaks has been put
+    into it before.
+    """
     if endpoint == "responses":
         return list(_texts_of_response(answer))
     if endpoint == "messages":
@@ -232,7 +235,7 @@ def added_usage(endpoint: str, first: Any, input_tokens: int, output_tokens: int
     return usage
 
 
-# The verdict on one text.
+# --- the verdict on one text ---
 
 
 NO_JSON = Violation("json", "")
@@ -250,7 +253,7 @@ def violation_of(schema: OutputSchema, text: bytes) -> Violation | None:
     return None if schema.accepts(value) else Violation(*schema.first_error(value))
 
 
-# Decides whether the money of a call's check allows a retry or a repair of an invalid answer.
+# --- the money of a call's check: whether it allows a retry or a repair of an invalid answer ---
 
 
 def spent_usd(ledger: Sequence[Attempt], first: int) -> float:
@@ -268,9 +271,7 @@ def fits(rule: OutputRule, spent: float, usd: float | None) -> bool:
     return rule.max_usd is None or usd is None or spent + usd <= rule.max_usd
 
 
-# The request that asks a model to correct an answer, and what is taken of its answer.
-#
-# The schema is part of the text, not of `response_format`: every model can be asked so, whatever schemas its provider takes.
+# --- the request that asks a model to correct an answer, and what is taken of its answer ---
 
 
 _TASK = (
@@ -281,7 +282,10 @@ _TASK = (
 
 
 def repair_request(model: str, schema: bytes, violation: Violation, text: str) -> bytes:
-    """Returns the body of a chat completion that asks for the corrected text."""
+    """Returns the body of a chat completion that asks for the corrected text.
+
+    The schema is part of the text, not of `response_format`: every model can be asked so, whatever schemas its provider takes.
+    """
     where = "It is not valid JSON." if violation.rule == "json" else f"It violates {violation}."
     prompt = f"JSON Schema:\n{schema.decode()}\n\n{where}\n\nDocument:\n{text}"
     messages = [{"role": "system", "content": _TASK}, {"role": "user", "content": prompt}]
@@ -302,19 +306,20 @@ def repaired_text(body: bytes) -> str | None:
     return text
 
 
-# Reads the texts of a streamed answer as its events pass, so that at its end there is nothing left to read.
-#
-# Of a response only its last event counts, which has all of it; some providers leave the items to the events before. What
-# cannot be read for certain has no texts. Memory is bounded: a longer text is not known.
+# --- the texts of a streamed answer, read as its events pass, so that at its end there is nothing left to read ---
 
 
 MOST_CHARS: Final = 4_194_304
-"""Of all texts of one answer, and of the events that are not whole yet."""
+"""The most characters of all texts of one answer, and of the events that are not whole yet."""
 _LAST: Final = ("response.completed", "response.incomplete", "response.failed")
 
 
 class StreamedTexts:
-    """The texts of one stream, so far."""
+    """The texts of one stream, so far.
+
+    Of a response only its last event counts, which has all of it; some providers leave the items to the events before. What
+    cannot be read for certain has no texts. Memory is bounded: a longer text is not known.
+    """
 
     __slots__ = ("_choices", "_is_lost", "_items", "_message", "_pending", "_read", "_response", "_size")
 

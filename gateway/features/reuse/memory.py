@@ -1,8 +1,6 @@
-"""Idempotency records in this process's memory: claims, and the answers of completed ones.
+"""Answers and idempotency records in this process's memory: claims, and the answers of completed ones.
 
-It must not know requests or answers. Invariants: a record has one holder at a time; fences only grow, over all records; a
-completed record never changes; a running one is never dropped; completed ones are evicted in the order of completion, those
-of a tenant with more than its share first.
+In this order: the count of answers that were evicted too early; answers as bytes; the exact cache; and the records.
 """
 
 from __future__ import annotations
@@ -22,16 +20,18 @@ from gateway.core.ports import TENANTS_SHARE, Claim
 from gateway.core.types import Kept, Usage
 from gateway.drivers.lru import Lru, Name
 
-# Counts the answers of idempotency records that a store evicts before their time, and warns of the first.
-#
-# Such a call would be paid for again when it is repeated, so the operator has to know that the bound is too low.
+# --- answers of idempotency records that a store evicts before their time ---
 
 
 log = logging.getLogger("gateway.store")
 
 
 class EarlyEvictions:
-    """The early evictions of one store; another thread may set the bound."""
+    """The early evictions of one store; another thread may set the bound.
+
+    A call whose answer was evicted early would be paid for again when it is repeated, so the first is logged: the operator has
+    to know that the bound is too low.
+    """
 
     __slots__ = ("_bound", "_has_warned", "count")
 
@@ -63,10 +63,7 @@ class EarlyEvictions:
             )
 
 
-# Encodes an answer as bytes and back: for a file or a wire (`about`, `restored`), or within one process (`pack`, `unpack`).
-#
-# Invariants: an answer is read as it was written, byte by byte; in a file or on a wire, a field that another release added or
-# removed does no harm.
+# --- an answer as bytes: for a file or a wire (`about`, `restored`), or within one process (`pack`, `unpack`) ---
 
 
 _APART = frozenset(("body", "headers", "usage", "usage_event"))
@@ -77,13 +74,17 @@ _ALL_NAMES = [one.name for one in fields(Kept)]
 _ALL_VALUES = attrgetter(*_ALL_NAMES)
 _USAGE = _ALL_NAMES.index("usage")
 _COUNTS = attrgetter("input", "output", "cached", "estimated", "cache_written", "cache_written_1h")
-"""Of a usage, what is kept: its parts and its tier only say what it costs, and `cost_usd` is kept beside it."""
+"""The fields of a usage that are kept: its parts and its tier only say what it costs, and `cost_usd` is kept beside it."""
 CLOCKS_AGREE_S = 0.5
 """A difference in seconds below which two clocks agree: it may be the time of the round trip."""
 
 
 def about(kept: Kept) -> bytes:
-    """Returns all of the answer but its body, as JSON."""
+    """Returns all of the answer but its body, as JSON.
+
+    Invariants: an answer is read as it was written, byte by byte; in a file or on a wire, a field that another release added or
+    removed does no harm.
+    """
     known: dict[str, Any] = dict(zip(_NAMES, _VALUES(kept), strict=True))
     known["headers"] = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept.headers]
     if (usage := kept.usage) is not None:
@@ -130,14 +131,15 @@ def unpack(blob: bytes) -> Kept:
     return Kept(*values)
 
 
-# The exact cache in this process's memory: one LRU per group.
-#
-# It must not know what may be kept, nor for how long. Invariants: a group takes no more bytes than its bound; its least
-# recently used answer is evicted first; a forgotten answer is not given again, though its memory is freed step by step.
+# --- the exact cache: one LRU per group ---
 
 
 class MemoryAnswers:
-    """Implements `gateway.core.ports.Answers`."""
+    """Implements `gateway.core.ports.Answers`.
+
+    Invariants: a group takes no more bytes than its bound; its least recently used answer is evicted first; a forgotten answer
+    is not given again, though its memory is freed step by step.
+    """
 
     __slots__ = ("_given_up", "_groups", "_wall")
 
@@ -217,7 +219,12 @@ class RunningRecord:
 
 
 class MemoryRecords:
-    """Implements `gateway.core.ports.Records`."""
+    """Implements `gateway.core.ports.Records`.
+
+    Invariants: a record has one holder at a time; fences only grow, over all records; a completed record never changes; a
+    running one is never dropped; completed ones are evicted in the order of completion, those of a tenant with more than its
+    share first.
+    """
 
     __slots__ = ("_done", "_early", "_fence", "_running", "_wall")
 

@@ -1,8 +1,9 @@
 """Idempotency records in Redis: the store decides which replica runs a request, and keeps its answer.
 
-While the store is out of reach this process grants claims itself, and keeps paid answers until the store has them.
-Invariants: among replicas that reach the store a record has one holder at a time; a completed record never changes; a holder
-that is too late is refused; a claim whose reply was lost still belongs to its holder; no caller waits for the store twice.
+In this order: the records of each tenant; the records of this process while the store is out of reach, when it grants claims
+itself; the answers, which are kept here until the store has them; and the port that has these parts. Invariants: among replicas
+that reach the store a record has one holder at a time; a completed record never changes; a holder that is too late is refused;
+a claim whose reply was lost still belongs to its holder; no caller waits for the store twice.
 """
 
 from __future__ import annotations
@@ -25,11 +26,7 @@ from gateway.features.reuse.redis_answers import ENTRY_BYTES, MOST_BYTES, Chunke
 from gateway.features.reuse.redis_lru import SharedLru, WallTime, lru_script
 from gateway.fleet.redis import Registry
 
-# The records of each tenant, each in a slot of its own, and the bound of each.
-#
-# In a cluster the tenants spread over the servers, and no script sees two of them. So this process adds up the sizes as last
-# reported, and a tenant above its bound shrinks with its next record, or with a sweep. Invariant: the bounds of all tenants add
-# up to the whole, except for tenants that this process does not know yet.
+# --- the records of each tenant, each in a slot of its own, and the bound of each ---
 
 MOST_KNOWN = 4096
 """Tenants whose sizes this process knows, at most; the longest unused are forgotten first."""
@@ -58,7 +55,12 @@ class TenantRecords:
 
 
 class Tenants:
-    """The records of all known tenants."""
+    """The records of all known tenants.
+
+    In a cluster the tenants spread over the servers, and no script sees two of them. So this process adds up the sizes as last
+    reported, and a tenant above its bound shrinks with its next record, or with a sweep. Invariant: the bounds of all tenants
+    add up to the whole, except for tenants that this process does not know yet.
+    """
 
     def __init__(self, link: Link, now: WallTime, bound: int) -> None:
         self.bound = bound
@@ -127,11 +129,7 @@ class Tenants:
         return self._known.get(name) or TenantRecords(self._link, name, self._now)
 
 
-# The records that this replica runs, and the answers that it got while the store was gone, until the store has them.
-#
-# It must not know the store. Invariants: a record has one holder in this process at a time; an answer that the store has to
-# take is replayed from here meanwhile; such answers keep to their bytes, and the oldest are dropped first; a fence of this
-# process is lower than any of the store's.
+# --- records without the store: those that this replica runs, and answers that the store has not taken yet ---
 
 FIRST_SHARED_FENCE = 1 << 40
 """The store's lowest fence; lower ones are of a process. Keep in sync with `lua/records_claim.lua`."""
@@ -166,7 +164,12 @@ class UnsyncedRecord:
 
 
 class OfflineRecords:
-    """The claims and owed answers of one process; `lost` is called when an owed answer is dropped."""
+    """The claims and owed answers of one process; `lost` is called when an owed answer is dropped.
+
+    Invariants: a record has one holder in this process at a time; an answer that the store has to take is replayed from here
+    meanwhile; such answers keep to their bytes, and the oldest are dropped first; a fence of this process is lower than any of
+    the store's.
+    """
 
     __slots__ = ("_fences", "_lost", "bound", "held", "owed", "owed_bytes")
 
@@ -237,10 +240,7 @@ class OfflineRecords:
             self.settle(record)
 
 
-# The answers of completed idempotency records: they go to the store, and are kept here while it is out of reach.
-#
-# Invariants: an answer that was paid for is sent until the store has it or its time is over; a completed record never changes;
-# the store makes room in bounded steps, so that no completion keeps it from other callers.
+# --- the answers of completed records: they go to the store, and are kept here while it is out of reach ---
 
 
 COMPLETE = lru_script("records_complete", "records")
@@ -253,7 +253,11 @@ SENT_AT_ONCE = 16
 
 
 class RecordAnswers:
-    """Sends the answers of one process's records."""
+    """Sends the answers of one process's records.
+
+    Invariants: an answer that was paid for is sent until the store has it or its time is over; the store makes room in bounded
+    steps, so that no completion keeps it from other callers.
+    """
 
     def __init__(
         self,
@@ -354,6 +358,9 @@ FENCES_S = 30 * 86_400
 """Seconds for which a tenant's last fence is remembered."""
 OWED_BYTES = 64 * 1024 * 1024
 """The cap on the bytes of answers that this process keeps for the store."""
+
+
+# --- the port ---
 
 
 class RedisRecords:

@@ -1,9 +1,7 @@
-"""Partitions of rows, their sketches, and the questions: each question's vector, and the facts that the guards compare, once.
+"""Vectors of the semantic cache: the partitions of rows, their sketches, and the questions.
 
-A call waits as long as its rule allows; the embedding goes on and is remembered. It must not know partitions. Invariants: equal
-texts of one owner that are embedded at the same time share one embedding, and nothing is shared between owners; a model
-that fails is left alone for a while, 1 s at first and 60 s at most, and then tried by one question; the log has one warning
-of it.
+In this order: work that goes on without its caller; the partitions, in memory or in the store; sketches; and questions, each
+with its vector and the facts that the guards compare, made once.
 """
 
 from __future__ import annotations
@@ -29,16 +27,17 @@ if TYPE_CHECKING:
     from numpy import float32, int8, uint64
     from numpy.typing import NDArray
 
-# Work that goes on when the call that began it does not wait for it any longer.
-#
-# It must not know what the work is. Invariants: every task is held until it is over; what fails is logged, and is nobody's
-# failure; when `aclose` returns, nothing runs any more.
+# --- work that goes on when the call that began it does not wait for it any longer ---
 
 T = TypeVar("T")
 
 
 class Background:
-    """The tasks of one part of the gateway, no more than `most` at a time."""
+    """The tasks of one part of the gateway, no more than `most` at a time.
+
+    Invariants: every task is held until it is over; what fails is logged, and is nobody's failure; when `aclose` returns,
+    nothing runs any more.
+    """
 
     __slots__ = ("_closed", "_most", "_tasks")
 
@@ -107,11 +106,7 @@ async def _guarded(work: Coroutine[Any, Any, T | None]) -> T | None:
         return None
 
 
-# The partitions of the semantic cache: in memory while they are used, else in the store.
-#
-# A partition is loaded when it is first asked for. It must not know questions or guards. Invariants: a row that is added
-# while its partition is being loaded is there when it has been; what is forgotten meanwhile does not come back; without
-# a store that answers, calls go on.
+# --- the partitions: in memory while they are used, else in the store ---
 
 
 MOST_LOADING = 64
@@ -123,7 +118,11 @@ FEW_ROWS = 250
 
 
 class Partitions:
-    """The index in memory, with the store behind it."""
+    """The index in memory, with the store behind it.
+
+    A partition is loaded when it is first asked for. Invariants: a row that is added while its partition is being loaded is
+    there when it has been; what is forgotten meanwhile does not come back; without a store that answers, calls go on.
+    """
 
     def __init__(self, clock: Clock, index: Index, store: Vectors) -> None:
         self._clock = clock
@@ -233,11 +232,7 @@ class Partitions:
         self._late.pop(partition, None)
 
 
-# Sketches of vectors: on which side of 256 random planes each lies, a bit for each plane.
-#
-# Two vectors at an angle a are parted by a plane with probability a/pi (Charikar 2002), whatever their dimensions mean, so a
-# few words tell whether two of them can be near each other. It must not know rows. Invariant: the planes of a number of
-# dimensions are the same in every process with the same numpy; sketches are never kept for another.
+# --- sketches of vectors: on which side of 256 random planes each lies, a bit for each plane ---
 
 
 SKETCH_BITS = 256
@@ -249,7 +244,12 @@ _SURE = 0.999  # nearer vectors are told apart by rounding alone
 
 
 class Sketches:
-    """Computes sketches; the random planes are the same in every process."""
+    """Computes sketches; the random planes are the same in every process.
+
+    Two vectors at an angle a are parted by a plane with probability a/pi (Charikar 2002), whatever their dimensions mean, so a
+    few words tell whether two of them can be near each other. Invariant: the planes of a number of dimensions are the same in
+    every process with the same numpy; sketches are never kept for another.
+    """
 
     __slots__ = ("_np", "_planes")
 
@@ -284,6 +284,8 @@ def reach(threshold: float) -> int:
     return int(SKETCH_BITS * share + SIGMAS * math.sqrt(SKETCH_BITS * share * (1.0 - share)))
 
 
+# --- questions ---
+
 REMEMBERED = 4096
 MOST_PENDING = 256
 """The embeddings that may be under way; a further question goes without."""
@@ -313,7 +315,12 @@ class _Trouble:
 
 
 class Questions:
-    """The recent questions, and those that are being embedded."""
+    """The recent questions, and those that are being embedded.
+
+    A call waits as long as its rule allows; the embedding goes on and is remembered. Invariants: equal texts of one owner that
+    are embedded at the same time share one embedding, and nothing is shared between owners; a model that fails is left alone
+    for a while, 1 s at first and 60 s at most, and then tried by one question; the log has one warning of it.
+    """
 
     def __init__(
         self,

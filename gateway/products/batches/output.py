@@ -3,7 +3,9 @@
     {"id": "batch_req_…", "custom_id": "a-1", "response": {"status_code": 200, "request_id": "…", "body": {…}}, "error": null}
     {"id": "batch_req_…", "custom_id": "a-2", "response": null, "error": {"code": "batch_expired", "message": "…"}}
 
-An answer with a status of 400 or more goes into the error file as the first form; what has no answer, as the second.
+An answer with a status of 400 or more goes into the error file as the first form; what has no answer, as the second. In this
+order: the names of what a batch remembers; the batch object; lines of files; what a caller asks of a batch; the price of lines;
+and the request of a line.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from gateway.products.jobs.request import RUN_WORDS, read_metadata
 from gateway.products.jobs.rules import BatchRules, JobRules
 from gateway.products.pipelines.rules import step_of
 
-# Where a batch remembers what its pieces need of each other: the names in its `about` and `marks`, in one place.
+# --- the names in `about` and `marks` of what the pieces of a batch need of each other, in one place ---
 
 
 INPUT_FILE: Final = "input_file_id"
@@ -104,9 +106,7 @@ def chunk_blob(job_id: str, chunk: int, fence: int, kind: str) -> str:
     return f"{batch_folder(job_id)}/{chunk:06d}.{fence}.{kind}"
 
 
-# Batches as the Batch API shows them: https://platform.openai.com/docs/api-reference/batch/object.
-#
-# Every field is there, null where there is nothing to tell: SDKs of some languages know no absent ones.
+# --- batches as the Batch API shows them ---
 
 
 ENDED: Final[Mapping[JobState, str]] = {
@@ -118,6 +118,11 @@ ENDED: Final[Mapping[JobState, str]] = {
 
 
 def batch_object(job: Job) -> dict[str, Any]:
+    """Returns a batch as the Batch API shows it.
+
+    Every field is there, null where it has no value: SDKs of some languages know no absent ones. Source:
+    https://platform.openai.com/docs/api-reference/batch/object
+    """
     status, about, marks = batch_status(job), job.about, job.marks
     ended_at = {ENDED[job.state]: job.ended_at} if job.state.is_end else {}
     errors = marks.get(ERRORS)
@@ -251,9 +256,7 @@ def _reasoning(answer: Any) -> int:
     return tokens if type(tokens) is int and 0 <= tokens < MOST_TOKENS else 0
 
 
-# What a caller may ask of a batch: the fields of `POST /v1/batches`, checked as OpenAI checks them.
-#
-# https://platform.openai.com/docs/api-reference/batch/create
+# --- what a caller may ask of a batch: the fields of `POST /v1/batches` ---
 
 
 FIELDS: Final = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
@@ -279,7 +282,10 @@ class BatchRequest:
 
 
 def read_batch_request(fields: Mapping[str, Any], endpoints: Collection[str]) -> BatchRequest:
-    """Reads the fields; `endpoints` are paths below the base URL. Raises InvalidRequest, naming the field and the remedy."""
+    """Reads the fields; `endpoints` are paths below the base URL. Raises InvalidRequest, naming the field and the remedy.
+
+    Source: https://platform.openai.com/docs/api-reference/batch/create; the fields are checked as OpenAI checks them.
+    """
     unknown = next((name for name in fields if name not in FIELDS), None)
     if unknown is not None:
         _refuse(unknown[:64], f"is unknown; known are {', '.join(FIELDS)}")
@@ -328,18 +334,19 @@ def _refuse(name: str, problem: str) -> NoReturn:
     raise InvalidRequest(f"The field '{name}' {problem}.", param=name)
 
 
-# The price of a batch's lines: `service_tier: flex` is about half of the usual one, and is served when there is room.
-#
-# Sources: OpenAI's guide to flex processing ("priced at Batch API rates"); Gemini and Azure have the same field.
+# --- the price of lines: `service_tier: flex` is about half of the usual one, and is served when there is room ---
 
 
 FIELD = "service_tier"
 ENDPOINTS = frozenset(("/v1/chat/completions", "/v1/responses"))
-"""Whose requests know that tier; Anthropic's Messages refuse it."""
+"""The endpoints whose requests know that tier; Anthropic's Messages refuse it."""
 
 
 def with_tier(body: bytes, rules: BatchRules, left_s: float, endpoint: str) -> bytes:
-    """Returns the body with the tier that the rules want, where it names none; `left_s` is the time left to its batch."""
+    """Returns the body with the tier that the rules want, where it names none; `left_s` is the time left to its batch.
+
+    Sources: OpenAI's guide to flex processing ("priced at Batch API rates"); Gemini and Azure have the same field.
+    """
     if (
         not rules.asks_for_flex
         or endpoint not in ENDPOINTS
@@ -350,7 +357,7 @@ def with_tier(body: bytes, rules: BatchRules, left_s: float, endpoint: str) -> b
     return insert_field(body, FIELD, b'"flex"')
 
 
-# The request that one line of a batch stands for.
+# --- the request that one line of a batch stands for ---
 
 
 def request_of(job: Job, rules: JobRules, now: float, id: str, body: bytes, parsed: dict[str, Any]) -> StoredRequest:

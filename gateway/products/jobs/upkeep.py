@@ -1,4 +1,8 @@
-"""Those who wait for news of jobs: one look at the store a second for each job, however many watch it."""
+"""The upkeep of jobs: what is done beside the work, and news of jobs for those who wait for it.
+
+In this order: the cleaning, once a minute; the ends of jobs that no worker makes; the sweep of blobs that nobody knows; and
+polls and waits, with one look at the store a second for each job, however many watch it.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +23,24 @@ from gateway.products.jobs.model import Following, Job, JobKind, JobState, JobsU
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 
-# What is done once a minute beside the work: jobs that ended long ago are forgotten, and bytes that nobody needs removed.
-#
-# A little at a time, so that a store with a million old jobs serves all the while.
+# --- cleaning, once a minute beside the work ---
 
 
 EVERY_S = 60.0
+"""Seconds between two steps of the cleaning, and of the sweep."""
 AT_ONCE = 500
 """Jobs or blobs in one step."""
 MOST_STEPS = 20
-"""In one minute."""
+"""The most steps in one minute."""
 log = logging.getLogger("gateway.jobs")
 
 
 class JobCleaning:
-    """Clears away what durable work leaves behind."""
+    """Clears away what durable work leaves behind.
+
+    Jobs that ended long ago are forgotten, and bytes that nobody needs removed: a little at a time, so that a store with a
+    million old jobs serves all the while.
+    """
 
     def __init__(
         self,
@@ -88,9 +95,7 @@ class JobCleaning:
                 self._forget(job_id)
 
 
-# The ends of jobs that no worker makes: cancelled before they began, or past their deadlines. They are counted here.
-#
-# A store says what follows from an end in any thread, and perhaps more than once: each is counted once, in the loop's thread.
+# --- the ends of jobs that no worker makes: cancelled before they began, or past their deadlines ---
 
 
 STOPPED: Final = (JobState.CANCELLED, JobState.EXPIRED)
@@ -99,7 +104,11 @@ REMEMBERED = 1000
 
 
 class CountedEnds:
-    """A `Following` that counts, and tells of runs of pipelines that they were cancelled, or had too little time."""
+    """A `Following` that counts, and tells of runs of pipelines that they were cancelled, or had too little time.
+
+    A store reports what follows from an end in any thread, and perhaps more than once: each is counted once, in the loop's
+    thread.
+    """
 
     def __init__(self, following: Following, meter: JobMeter, tell_run: TellRun = tell_nobody) -> None:
         self._tell_run = tell_run
@@ -132,23 +141,22 @@ class CountedEnds:
             self._tell_run(ended.tenant, ended.id, label_change(ended_at, workflow=ended.model, outcome=str(outcome)))
 
 
-# Removes blobs that nobody knows: what a process leaves behind that dies between a blob and the record of it.
-#
-# Only where the blobs are this store's alone, for another store's look just like them: once a second one has asked, neither
-# removes any. Only what is old, for a record may be on its way; a few at a time. What is known, in whatever state, is left to
-# `JobCleaning`.
+# --- the sweep of blobs that nobody knows ---
 
 
-"""Between two steps."""
-"""Blobs that one step looks at."""
 PASS_EVERY_S = 3600.0
-"""Between two passes over all blobs."""
+"""Seconds between two passes over all blobs."""
 LEAST_AGE_S = 2 * PASS_EVERY_S
 """Longer than from one pass to the next: by then each store that has blobs there has asked whose they are."""
 
 
 class BlobSweep:
-    """Goes through all blobs, again and again."""
+    """Goes through all blobs, again and again.
+
+    It removes what a process leaves behind that dies between a blob and the record of it. Only where the blobs are this store's
+    alone, for another store's look just like them: once a second one has asked, neither removes any. Only what is old, for a
+    record may be on its way; a few at a time. What is known, in whatever state, is left to `JobCleaning`.
+    """
 
     def __init__(self, store: JobStore, blobs: Blobs, clock: Clock) -> None:
         self._store = store
@@ -208,13 +216,15 @@ class BlobSweep:
         return job is not None and not job.state.is_end
 
 
+# --- polls and waits ---
+
 LOOK_S = 1.0
 BETWEEN_S = 0.25
 """The least time between two events of one stream: the lines of a batch may end by the hundred in a second."""
 SILENCE_S = 15.0
-"""So long a stream is silent, at most."""
+"""The longest silence of a stream."""
 MOST_KEPT = 10_000
-"""Jobs whose last look is remembered."""
+"""The jobs whose last look is remembered."""
 MOST_ID_CHARS = 64
 
 
@@ -232,7 +242,7 @@ class Watchers:
     """Answers polls and waits."""
 
     def __init__(self, clock: Clock, is_closing: Callable[[], bool] = lambda: False) -> None:
-        """`is_closing` tells whether the process is on its way out."""
+        """`is_closing` returns whether the process is on its way out."""
         self._clock = clock
         self._is_closing = is_closing
         self._looks: dict[str, Look] = {}

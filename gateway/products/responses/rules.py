@@ -440,6 +440,9 @@ def _frame(event: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (str(event.get("type")).encode(), orjson.dumps(event))
 
 
+# --- the events of a response in the background, made of a provider's: its own id, and numbers without gaps ---
+
+
 GENERATION_STEP: Final = 1_000_000
 """More events than one answer has."""
 ANNOUNCED: Final = 2

@@ -1,8 +1,9 @@
 """Requests to providers' Batch APIs, over their own transports, with the credential of the config.
 
-A whole answer that refuses is ProviderRefused; all else that went wrong is Unreachable: what was asked may have been
-done. Our secrets are taken out of all that a provider says, as on the way of calls, before it is read: lines of its files are
-results, its reasons are logged.
+In this order: what all requests have in common; Anthropic's Message Batches; Files and Batch APIs of OpenAI's shape; and the
+choice between them by what a provider speaks. A whole answer that refuses is ProviderRefused; all else that went wrong is
+Unreachable: what was asked may have been done. Our secrets are taken out of all that a provider says, as on the way of calls,
+before it is read: lines of its files are results, its reasons are logged.
 """
 
 from __future__ import annotations
@@ -215,33 +216,35 @@ def segment(id: str) -> str:
     return quote(id, safe="-_.") if id not in (".", "..") else "-"
 
 
-# Anthropic's Message Batches: lines go along with the request for their batch, results are asked for by its id.
-#
-# A batch has no name of ours, and tells nothing of its lines before it is over: after a lost answer it is found by its number
-# of lines and when it was made, and known by the `custom_id`s of its results. There is nothing, as OpenAI's input file is,
-# without which the request that was lost could not be carried out any more: whoever asks again has to have waited for long.
-#
-# Source: https://platform.claude.com/docs/en/api/messages/batches and /docs/en/build-with-claude/batch-processing
+# --- Anthropic's Message Batches: lines go along with the request for their batch ---
 
 
 PATH: Final = "/messages/batches"
 ANTHROPIC_MAX_PAGES: Final = 10
-"""Of the list that are looked at, at most, of 100 batches each."""
+"""The most pages of the list that are looked at, of 100 batches each."""
 MOST_CANDIDATES: Final = 200
-"""Of batches whose results are looked into in one search."""
+"""The most batches whose results are looked into in one search."""
 SENDING_S: Final = 130.0
 """A request is broken off after so long, and the wait for its answer: `may_send` has refused before."""
 MOST_REMEMBERED: Final = 2000
 HEAD_BYTES: Final = 1024 * 1024
-"""Of a batch's results, in which the first `custom_id` stands."""
+"""The beginning of a batch's results, in which the first `custom_id` stands."""
 _NO: Final = frozenset((429,))
-"""What is refused for want of room was not taken."""
+"""The statuses of what was refused for want of room, and so was not taken."""
 _VERSION: Final = {"anthropic-version": "2023-06-01"}
 _NAME: Final = re.compile(rb'"custom_id"\s*:\s*"([^"\\]{1,64})"')
 
 
 class MessageBatches:
-    """Speaks to Anthropic's API. Of batches it remembers whose they were found to be."""
+    """Speaks to Anthropic's API. Of batches it remembers whose they were found to be.
+
+    Lines go along with the request for their batch, results are asked for by its id. A batch has no name of ours, and tells
+    nothing of its lines before it is over: after a lost answer it is found by its number of lines and when it was made, and
+    known by the `custom_id`s of its results. There is nothing, as OpenAI's input file is, without which the request that was
+    lost could not be carried out any more: whoever asks again has to have waited for long.
+
+    Source: https://platform.claude.com/docs/en/api/messages/batches and /docs/en/build-with-claude/batch-processing
+    """
 
     def __init__(self, requests: BatchRequests) -> None:
         self._requests = requests
@@ -378,21 +381,22 @@ def _read_batch(fields: dict[str, Any]) -> RemoteBatch:
     return batch
 
 
-# Providers' own Files and Batch APIs, where they are of OpenAI's shape.
-#
-# Sources: https://platform.openai.com/docs/api-reference/{files,batch};
-# https://learn.microsoft.com/azure/ai-foundry/openai/how-to/batch (paths without `/v1`, files that have to expire).
+# --- Files and Batch APIs of OpenAI's shape ---
 
 
 KEPT_S: Final = 14 * 86_400
 """The files of a batch are removed once its answers are here; what is forgotten goes after so long. Azure takes no less."""
 OPENAI_MAX_PAGES: Final = 20
-"""Of a list that are looked at, at most."""
+"""The most pages of a list that are looked at."""
 BOUNDARY: Final = "gateway-part-7f3b1d5a9c"
 
 
 class FileBatches:
-    """Speaks to providers' Batch APIs. Holds nothing of any batch."""
+    """Requests to providers' Files and Batch APIs of OpenAI's shape. Holds nothing of any batch.
+
+    Sources: https://platform.openai.com/docs/api-reference/{files,batch};
+    https://learn.microsoft.com/azure/ai-foundry/openai/how-to/batch (paths without `/v1`, files that have to expire).
+    """
 
     def __init__(self, requests: BatchRequests) -> None:
         self._requests = requests
@@ -542,11 +546,11 @@ def _lets_expire(provider: Provider) -> bool:
     return provider.dialect == "azure" or host == "openai.com" or host.endswith(".openai.com")
 
 
-# Batch APIs by what their providers speak. Implements `ProviderBatches`.
+# --- Batch APIs by what their providers speak ---
 
 
 class HttpProviderBatches:
-    """Speaks to providers' Batch APIs."""
+    """Implements `ProviderBatches`, by what each provider speaks."""
 
     def __init__(self, transport_of: Callable[[Provider], httpx.AsyncBaseTransport]) -> None:
         """`transport_of` gives the transport that a provider's calls go over."""
