@@ -1,9 +1,10 @@
 """One JSON Schema, compiled once, and what it says of an answer's text.
 
-The validator is the Rust library behind the package `jsonschema-rs` (the extra `output`), imported when the first schema is
-compiled. Nothing is fetched: a reference to another document makes a schema unusable. Patterns run in linear time. The
-library holds Python's lock while it works, so that a thread would not help: texts of more than INLINE_BYTES, and schemas that
-may take long over them, are `dear`, and checked by a process of their own.
+In this order: the work of a schema's patterns; the work of its subschemas; and the compiled schema. The validator is the Rust
+library behind the package `jsonschema-rs` (the extra `output`), imported when the first schema is compiled. Nothing is fetched:
+a reference to another document makes a schema unusable. Patterns run in linear time. The library holds Python's lock while it
+works, so that a thread would not help: texts of more than INLINE_BYTES, and schemas that may take long over them, are `dear`,
+and checked by a process of their own.
 """
 
 from __future__ import annotations
@@ -19,16 +20,13 @@ from urllib.parse import unquote
 
 import orjson
 
-# How much work the patterns of a schema may make, to compile and to match, told from their text.
-#
-# The library's automata run in linear time, but what they do for each character grows with their states where the cheap way (a
-# lazily built DFA) is given up: a repetition such as `[ab]{900}` takes seconds over a hundred kilobytes.
+# --- the work of patterns, to compile and to match, estimated from their text ---
 
 
 MOST_PATTERNS: Final = 400
-"""Of one schema: each takes its tenth of a millisecond to compile, whatever it says."""
+"""The most patterns of one schema: each takes its tenth of a millisecond to compile, whatever it says."""
 MOST_STATES: Final = 40_000
-"""Of all patterns of one schema together, as estimated: some 20 ms to compile."""
+"""The most states of all patterns of one schema together, as estimated: some 20 ms to compile."""
 INLINE_STEPS: Final = 4_000_000
 """Characters times states: some 30 ms where the cheap way is given up, which few patterns make it do."""
 
@@ -36,7 +34,11 @@ _TIMES = re.compile(r"\{(\d{1,6})(?:,(\d{0,6}))?\}")
 
 
 class PatternWeight:
-    """The patterns of one schema, together."""
+    """The patterns of one schema, together.
+
+    The library's automata run in linear time, but what they do for each character grows with their states where the cheap way
+    (a lazily built DFA) is given up: a repetition such as `[ab]{900}` takes seconds over a hundred kilobytes.
+    """
 
     __slots__ = ("count", "heaviest", "states")
 
@@ -82,17 +84,11 @@ def _patterns(schema: Any) -> Iterator[str]:
             todo.extend(part)
 
 
-# How much work a schema may make of an answer, before any is done.
-#
-# A validator applies subschemas that contain one another through references as often as they are reached. Beside each other
-# (`anyOf` and the like) that doubles with every level of the answer, and a recursive schema of a hundred bytes takes hours
-# over an answer of a hundred. So the most times that one value of an answer can be visited is computed from the schema alone.
-# Where a reference leads that is not followed here (names below the root, the library's own schemas), the visits are taken to
-# be endless.
+# --- the work of a schema over an answer, before any is done ---
 
 
 MOST_VISITS: Final = 1_000_000.0
-"""More need not be told apart."""
+"""The most visits that are counted: more need not be distinguished."""
 MOST_PARTS: Final = 8_000
 """Subschemas, of all closures together: a schema that is more entangled is not used."""
 MOST_BESIDE: Final = 300
@@ -119,7 +115,14 @@ class TooEntangled(ValueError):
 
 
 class Weights:
-    """The visits of one schema. Raises TooEntangled."""
+    """The visits of one schema. Raises TooEntangled.
+
+    A validator applies subschemas that contain one another through references as often as they are reached. Beside each other
+    (`anyOf` and the like) that doubles with every level of the answer, and a recursive schema of a hundred bytes takes hours
+    over an answer of a hundred. So the most times that one value of an answer can be visited is computed from the schema alone.
+    Where a reference leads that is not followed here (names below the root, the library's own schemas), the visits are taken to
+    be endless.
+    """
 
     __slots__ = ("_by_depth",)
 
@@ -314,11 +317,11 @@ NOT_INSTALLED: Final = (
     "pip install '.[output]')"
 )
 MOST_BYTES: Final = 65_536
-"""Of one schema."""
+"""The longest schema."""
 MOST_DEPTH: Final = 100
 """The levels of one schema."""
 MOST_PATH: Final = 200
-"""Characters of a place that are told: it goes into log lines, and a caller's schema may have long names."""
+"""The characters that are named of a place: it goes into log lines, and a caller's schema may have long names."""
 REGEX_BYTES: Final = 1_048_576
 """A pattern's automaton may take so much memory."""
 INLINE_BYTES: Final = 131_072

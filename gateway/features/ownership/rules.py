@@ -46,22 +46,15 @@ class ObjectRules:
         return tenant in self.tenants or any(tenant.startswith(f"{one}/") for one in self.named)
 
 
-# Finds the ids of a provider's objects in a JSON body: where the provider's API reads them, and nowhere else.
-#
-# An id at a known place has to be the tenant's. In a field that no table knows, but that is named like an id, only an id on
-# record as another tenant's is refused, so that a field which a provider adds tomorrow opens nothing. What callers, models and
-# tools write freely is inert: text, metadata, schemas, the arguments and results of tools. Names count in any case of letters,
-# and a list stands for each of its members, because servers differ in what they take for the same.
-# Sources: OpenAI's API reference (responses, conversations, chat, assistants, threads, vector stores, batches, fine-tuning,
-# evals, images, videos, containers), Anthropic's Messages and Files API.
+# --- the ids of objects in a JSON body: where the provider's API reads them, and nowhere else ---
 
 LARGE_BYTES = 262_144
 MOST_VALUES = 100_000
 """The values of a body that names objects: reading as many takes some 50 ms, in which nothing else runs."""
 MOST_VALUES_TWICE = 20_000
-"""The same where a field is written twice, which takes ten times as long to read."""
+"""The values of a body in which a field is written twice, which takes ten times as long to read."""
 MOST_DECODINGS = 3
-"""How often a path may be percent-encoded: some servers decode it twice."""
+"""The most times that a path may be percent-encoded: some servers decode it twice."""
 FIELDS = frozenset((
     "file_id", "file_ids", "input_file_id", "vector_store_id", "vector_store_ids", "container", "container_id", "conversation",
     "previous_response_id", "previous_message_id", "training_file", "validation_file", "assistant_id", "thread_id", "video",
@@ -192,6 +185,14 @@ def ids_in_json(body: bytes, parsed: Any, endpoint: str) -> Iterator[NamedId | N
 
     `parsed` is the whole body, parsed, or None; `endpoint` is the first part of the path, or the name of the endpoint.
     Raises InvalidRequest for a body that only another parser could read, BodyTooComplex for one that takes long.
+
+    An id at a known place has to be the tenant's. In a field that no table knows, but that is named like an id, only an id on
+    record as another tenant's is refused, so that a field which a provider adds tomorrow opens nothing. What callers, models
+    and tools write freely is inert: text, metadata, schemas, the arguments and results of tools. Names count in any case of
+    letters, and a list stands for each of its members, because servers differ in what they take for the same.
+
+    Sources: OpenAI's API reference (responses, conversations, chat, assistants, threads, vector stores, batches, fine-tuning,
+    evals, images, videos, containers), Anthropic's Messages and Files API.
     """
     tree = yield from _tree_of(body, parsed)
     if isinstance(tree, dict | list):
@@ -336,12 +337,7 @@ def _strings(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-# Items of stored responses that the input of another response names instead of bringing them.
-#
-# `{"type": "item_reference", "id": …}`, or the id alone; a reasoning item without anything that it thought, a picture that was
-# made without its bytes: the provider puts in what it has stored under that id, for whoever has the account's key. What brings
-# its own content is no reference, whatever its id is. Source: OpenAI's API reference (`input` of `/responses`, `items` of
-# `/conversations`), its guides to reasoning and to images (an earlier picture by its id).
+# --- items of stored responses that the input of another response names instead of bringing them ---
 
 _OWN_CONTENT: Mapping[str, tuple[str, ...]] = {
     "reasoning": ("encrypted_content", "content"),
@@ -351,6 +347,13 @@ _OWN_CONTENT: Mapping[str, tuple[str, ...]] = {
 
 
 def _reference(item: Mapping[str, Any]) -> Iterator[NamedId]:
+    """Yields the id that an item names in place of its content, if it is a reference.
+
+    `{"type": "item_reference", "id": …}`, or the id alone; a reasoning item without anything that it thought, a picture that
+    was made without its bytes: the provider puts in what it has stored under that id, for whoever has the account's key. What
+    brings its own content is no reference, whatever its id is. Source: OpenAI's API reference (`input` of `/responses`, `items`
+    of `/conversations`), its guides to reasoning and to images (an earlier picture by its id).
+    """
     kinds = [kind.lower() for kind in _strings(item.get("type"))]
     is_reference = any(
         kind == "item_reference" or (kind in _OWN_CONTENT and not any(item.get(name) for name in _OWN_CONTENT[kind]))
@@ -368,6 +371,9 @@ _EXTENDED_NAME = re.compile(rb"[;\s]name\s*\*", re.IGNORECASE)
 _NAMES = re.compile(r"[a-z_]+")
 _LINES_AT_ONCE = 200
 """The lines of a batch file that are read before others get their turn."""
+
+
+# --- the ids of any body: forms, and lines of batch files ---
 
 
 def may_name(body: bytes, content_type: bytes) -> bool:

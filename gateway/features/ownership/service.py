@@ -1,7 +1,10 @@
-"""The objects in a provider's answers: the ids that become a tenant's, and lists without those of other tenants.
+"""Objects at providers, kept apart by tenant: owners are checked before a call is sent, and recorded before its answer is.
 
-Ids are read only where a provider puts what it has made itself, never where it repeats what the caller wrote: else a caller
-could make any id its own by writing it into a request.
+    concerns -> admit (404 for what is not the tenant's) -> … -> learn (and lists filled) | watched (streams)
+
+In this order: ids in answers; streams; lists without the objects of other tenants; and the service, which the pipeline calls,
+and does not call where all callers are one tenant. Ids are read only where a provider puts what it has made itself, never where
+it repeats what the caller wrote: else a caller could make any id its own by writing it into a request.
 """
 
 from __future__ import annotations
@@ -280,13 +283,7 @@ class Filling:
         return orjson.dumps(page)
 
 
-# Keeps objects at providers apart by tenant: owners are checked before a call is sent, and recorded before its answer is.
-#
-#     concerns -> admit (404 for what is not the tenant's) -> … -> learn (and lists filled) | watched (streams)
-#
-# The pipeline makes these calls, and makes none where all callers are one tenant. Invariants: an id is recorded as its tenant's
-# before the client can use it; a caller that names another tenant's id gets the same answer as for an id that does not exist;
-# while the owner of an id is unknown, no caller gets it.
+# --- the service ---
 
 
 IDEMPOTENCY_KEY = b"idempotency-key"
@@ -296,7 +293,11 @@ _NOT_YOURS = (
 
 
 class Ownership:
-    """Keeps the objects of tenants apart. One per process; holds no state of any call."""
+    """Keeps the objects of tenants apart. One per process; holds no state of any call.
+
+    Invariants: an id is recorded as its tenant's before the client can use it; a caller that names another tenant's id gets the
+    same answer as for an id that does not exist; while the owner of an id is unknown, no caller gets it.
+    """
 
     __slots__ = ("_objects",)
 

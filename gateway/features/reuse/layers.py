@@ -5,7 +5,7 @@
     semantic  a stored answer to a question that means the same
 
 And, in `keep`, what each layer stores of a new answer. In order: the plan of a call, claims, the layers, and stored entries as
-replies. It must not know how calls share an answer that is in the making.
+replies. How calls share an answer that is in the making is `single_flight`'s.
 Invariants: nothing incomplete is stored; a store in trouble makes calls dearer, and never fails one.
 """
 
@@ -49,10 +49,7 @@ from gateway.features.semantic.question import SemanticQuery, last_question
 if TYPE_CHECKING:
     from gateway.features.semantic.lookup import Semantic
 
-# Decides what of a call may be stored or shared, and under which keys.
-#
-# This is decided once, when the call comes in, from the policy, the headers and the body. Most calls have nothing to reuse, and
-# that is found out in a microsecond. It must not know which answers are stored.
+# --- the plan of a call: what of it may be stored or shared, and under which keys ---
 
 
 @dataclass(slots=True)
@@ -85,7 +82,11 @@ class ReusePlan:
 
 
 def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
-    """Returns what may be stored or shared of the call; None: nothing. `recognises`: there is a semantic cache."""
+    """Returns what may be stored or shared of the call; None: nothing. `recognises`: there is a semantic cache.
+
+    This is decided once, when the call comes in, from the policy, the headers and the body. Most calls have nothing to reuse,
+    and that is found out in a microsecond.
+    """
     parsed, caching = call.parsed, call.model.caching
     if call.endpoint.request == "any":
         return None
@@ -140,7 +141,7 @@ def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
     return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)
 
 
-# Claims of idempotency records, renewed while their holder works, and the longest wait for a store.
+# --- claims of records, renewed while their holder works, and the longest wait for a store ---
 
 
 T = TypeVar("T")
@@ -215,6 +216,9 @@ NO_BETTER_ANSWER = frozenset((408, 429, *range(500, 600)))
 """The statuses in place of which a stale answer is given (RFC 5861, 4, and the other temporary errors of providers)."""
 CLOCK_S = 60.0
 """An answer that seems to be stored this far in the future, in seconds, is still taken for a new one."""
+
+
+# --- the layers ---
 
 
 class ReuseLayers:
@@ -422,11 +426,7 @@ def key_in_use() -> KeyInUse:
     )
 
 
-# Makes stored entries of answers, and answers of stored entries, in the form that a call asks for.
-#
-# Pure data work between a call and a store. It must not know when either happens. Invariants: only complete answers are stored,
-# an error only if it would be the same again; a body is given byte for byte as the first client got it, unless the call asks
-# for another form of it; the converted forms held in memory are bounded by bytes.
+# --- stored entries made of answers, and replies of stored entries, in the form that a call asks for ---
 
 SAME_AGAIN = frozenset(
     (
@@ -471,7 +471,10 @@ def is_worth_keeping(call: Call, reply: Reply, body: bytes) -> bool:
 
 
 def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
-    """Returns the stored form of an answer; the caller sets for how long."""
+    """Returns the stored form of an answer; the caller sets for how long.
+
+    Invariant: only complete answers are stored, an error only if it would be the same again.
+    """
     last = call.attempts[-1] if call.attempts else None
     replay = call.replay or CacheOutcome()
     return Kept(
@@ -503,7 +506,10 @@ def wants_usage(call: Call) -> bool:
 
 
 def in_form(call: Call, kept: Kept) -> bytes | None:
-    """Returns the stored body in the form that the call asks for; None: it cannot be converted."""
+    """Returns the stored body in the form that the call asks for; None: it cannot be converted.
+
+    A body is given byte for byte as the first client got it, unless the call asks for another form of it.
+    """
     if _has_one_form(kept):
         return kept.body
     if not call.stream:
@@ -522,6 +528,8 @@ class Forms:
     """The forms of stored answers that were converted lately: to convert a long stream takes milliseconds.
 
     Two bodies share a form only if they are equal byte for byte; the least recently used forms go first.
+
+    Invariant: the converted forms held in memory are bounded by bytes.
     """
 
     __slots__ = ("_bytes", "_made", "_most")

@@ -1,8 +1,9 @@
 """The exact cache in Redis: one LRU per group, or several for a large group, so that a cluster spreads the load.
 
-While the store is out of reach answers are in this process's memory, and dropped when it is back. It must not know what may
-be kept, nor for how long. Invariants: a group keeps to its bytes with every write; its least recently used answers are
-evicted first; this replica does not return a forgotten answer, and once the store has carried out the purge no replica does.
+In this order: purges; answers as values of the store; and the port. While the store is out of reach answers are in this
+process's memory, and dropped when it is back. Invariants: a group keeps to its bytes with every write; its least recently used
+answers are evicted first; this replica does not return a forgotten answer, and once the store has carried out the purge no
+replica does.
 """
 
 from __future__ import annotations
@@ -24,10 +25,7 @@ from gateway.features.reuse.memory import MemoryAnswers, about, moved, restored
 from gateway.features.reuse.redis_lru import SharedLru, WallTime, lru_script
 from gateway.fleet.redis import Registry
 
-# Purges, which are remembered until the store has carried them out.
-#
-# While a purge is pending, this replica returns no entry of the store. Invariant: a replica that accepted a purge never returns
-# a purged entry again.
+# --- purges, which are remembered until the store has carried them out ---
 
 
 MOST_PENDING = 256
@@ -55,7 +53,11 @@ def decode_selection(detail: bytes) -> Selection:
 
 
 class Purges:
-    """The purges of one part of the store; `forget` carries one out, and raises StoreGone."""
+    """The purges of one part of the store; `forget` carries one out, and raises StoreGone.
+
+    While a purge is pending, this replica returns no entry of the store. Invariant: a replica that accepted a purge never
+    returns a purged entry again.
+    """
 
     __slots__ = ("_forget", "_link", "_pending")
 
@@ -91,13 +93,7 @@ class Purges:
             pass  # the next tick goes on
 
 
-# Answers as values of the store: one value each, or, where one is long, a head and chunks.
-#
-# Replicas' clocks differ by seconds, and the store's by as much again; what they agree on is the time that an answer has
-# left. Scripts return that time, and the times of an answer that another replica wrote are moved to this replica's clock. A
-# long value is staged chunk by chunk, so that no operation keeps the server or other callers waiting, and comes to its place
-# in the one step that lists it. Invariants: where the clocks agree, an answer is read as it was written; a reader gets all
-# chunks of one write or nothing; chunks that no entry lists are gone within a minute.
+# --- answers as values of the store: one value each, or, where one is long, a head and chunks ---
 
 
 STAGE = load_script("stage")
@@ -118,7 +114,12 @@ _MARK = b"\xff\xff\xff\xff"
 
 
 def framed(kept: Kept) -> bytes:
-    """Returns the whole answer as one value."""
+    """Returns the whole answer as one value.
+
+    Replicas' clocks differ by seconds, and the store's by as much again; what they agree on is the time that an answer has
+    left. Scripts return that time, and the times of an answer that another replica wrote are moved to this replica's clock.
+    Invariant: where the clocks agree, an answer is read as it was written.
+    """
     known = about(kept)
     return b"".join((_LENGTH.pack(len(known)), known, kept.body))
 
@@ -149,7 +150,12 @@ def is_head(value: bytes) -> bool:
 
 
 class ChunkedValue:
-    """Writes and reads the long values of one link."""
+    """Writes and reads the long values of one link.
+
+    A long value is staged chunk by chunk, so that no operation keeps the server or other callers waiting, and comes to its
+    place in the one step that lists it. Invariants: a reader gets all chunks of one write or nothing; chunks that no entry
+    lists are gone within a minute.
+    """
 
     __slots__ = ("_link",)
 
@@ -208,6 +214,9 @@ MOST_STEPS = 1000
 """Steps in which a put makes room, at most."""
 LOCAL_PART, LOCAL_BYTES = 4, 64 * 1024 * 1024
 """While the store is gone, memory keeps a quarter of a group's bytes, up to this cap."""
+
+
+# --- the port ---
 
 
 def shards_of(bound: int) -> int:

@@ -1,8 +1,9 @@
 """Single flight: equal calls that come at the same time share one answer; this finds it by key, joins calls, and settles them.
 
-The leader is the call that gets the answer; it is settled by the module that serves it, its followers are settled here. This
-must not know how answers are got or stored. Invariants: a key leads to an answer that still takes readers, or that has to be
-waited for; a task without readers is stopped; each call that joins is settled once.
+In this order: the last word of a stream; one answer for any number of readers; and the flights. The leader is the call that
+gets the answer; it is settled by the module that serves it, its followers are settled here. Invariants: a key leads to an
+answer that still takes readers, or that has to be waited for; a task without readers is stopped; each call that joins is
+settled once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gateway.core.relay import StreamBroken
 from gateway.core.types import shown
 from gateway.features.reuse.rules import Caching
 
-# The last word of a stream: what tells a client that all is there. It may have come in several pieces.
+# --- the last word of a stream: it tells a client that all is there ---
 
 
 _ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"message_stop")
@@ -40,9 +41,9 @@ _LINES: Final = (
     *(b"data:" + blank + b"[DONE]" for blank in (b" ", b"")),
     *(b"event:" + blank + end for blank, end in product((b" ", b""), _ENDS)),
 )
-"""As lines begin."""
+"""The beginnings of lines that are last words."""
 _VALUES: Final = tuple(b'"' + end + b'"' for end in _ENDS)
-"""As values of JSON, for providers that name no events; where text says it, its quotes are escaped."""
+"""The last words as values of JSON, for providers that name no events; where text says it, its quotes are escaped."""
 _LONGEST: Final = max(map(len, _LINES + _VALUES))
 _AT_START: Final = re.compile(b"|".join(map(re.escape, _LINES)))
 _WITHIN: Final = re.compile(rb"[\r\n](?:" + _AT_START.pattern + b")|" + b"|".join(map(re.escape, _VALUES)))
@@ -57,6 +58,8 @@ class LastWord:
     """Holds back the end of an event stream, from the piece with its last word on, and what may be the beginning of that.
 
     Invariant: what `feed` has returned and what is held are, put together, exactly what was fed.
+
+    The last word may come in several pieces.
     """
 
     __slots__ = ("_begins_line", "_held", "is_seen")
@@ -105,14 +108,7 @@ def _begun(chunk: bytes, *, begins_line: bool) -> int:
     return 0
 
 
-# One answer in the making for any number of readers: a late reader gets all that has come so far at once, then follows live.
-#
-#     complete_whole | begin -> add -> … -> end             by the producer
-#     enter -> opened -> reply -> (chunks) -> leave         by each reader
-#
-# It must not know how an answer is got, nor what is stored of it. Invariants: every reader gets the same bytes from the first
-# one on; a reader that leaves disturbs no other, and the last one that leaves cancels the work; the buffer is bounded: beyond
-# its bound the answer takes no more readers, waits for the fastest, and drops readers that are far behind it.
+# --- one answer in the making for any number of readers ---
 
 
 LEAST_ROOM = 1_048_576
@@ -145,7 +141,15 @@ class AnswerReader:
 
 
 class SharedAnswer:
-    """The answer of the leader `call`, shared with other readers. `task` is set by the code that starts it."""
+    """The answer of the leader `call`, shared with other readers. `task` is set by the code that starts it.
+
+        complete_whole | begin -> add -> … -> end             by the producer
+        enter -> opened -> reply -> (chunks) -> leave         by each reader
+
+    A late reader gets all that has come so far at once, then follows live. Invariants: every reader gets the same bytes from
+    the first one on; a reader that leaves disturbs no other, and the last one that leaves cancels the work; the buffer is
+    bounded: beyond its bound the answer takes no more readers, waits for the fastest, and drops readers that are far behind it.
+    """
 
     __slots__ = (
         "_chunks", "_dropped", "_producer_waiter", "_readers", "_room", "_size", "call", "error", "fingerprint",
@@ -341,6 +345,9 @@ OWN_LIMITS = (KeyRateLimited, BudgetExceeded)
 OUT_OF_TIME = (DeadlineExceeded, QueueDeadlineExceeded, WaitTooLong, TargetsTimedOut)
 ENDING_S = 5.0
 SOON_S = 0.1
+
+
+# --- the flights, by key ---
 
 
 class SingleFlight:

@@ -1,7 +1,7 @@
 """The partitions of the semantic cache that are in memory: who may stay, and how a vector is made small.
 
-A vector is kept as one signed byte per dimension; its length is of no interest, only its direction. The first part has what
-happens inside a partition. It must not know where rows outlive the process. Needs numpy (the extra `semantic`).
+First the search in one partition, then the index of all. A vector is kept as one signed byte per dimension; its length is of
+no interest, only its direction. Where rows outlive the process is not known here. Needs numpy (the extra `semantic`).
 Invariant: `bytes` is the sum over all partitions and, but for a single one, at most `max_bytes`.
 """
 
@@ -23,14 +23,7 @@ if TYPE_CHECKING:
     from numpy import float32, int8, uint64
     from numpy.typing import NDArray
 
-# Nearest questions of one partition, by brute force: the cosine of one vector with every row.
-#
-# To read all vectors takes longer than a call should wait (27 ms for 50,000 of 1,536 dimensions), so a large partition is
-# first thinned out by the sketches of its rows, and only the cosine of the rest is computed. numpy comes from the index.
-#
-# Invariants: a row is written by the event loop's thread alone, and nothing that a search reads is ever moved or resized;
-# while a slot is written it belongs to no row, so a search that finds the same row object before and after it has read
-# a slot has read that row and no other.
+# --- the nearest questions of one partition, by brute force: the cosine of one vector with every row ---
 
 ROW_BYTES = 520
 """The bytes of a row's Python objects, beside its vector and sketch."""
@@ -52,7 +45,15 @@ def row_bytes(dims: int) -> int:
 
 
 class Partition:
-    """The rows of one partition, in blocks that never move; a freed slot is used again."""
+    """The rows of one partition, in blocks that never move; a freed slot is used again.
+
+    To read all vectors takes longer than a call should wait (27 ms for 50,000 of 1,536 dimensions), so a large partition is
+    first thinned out by the sketches of its rows, and only the cosine of the rest is computed. numpy comes from the index.
+
+    Invariants: a row is written by the event loop's thread alone, and nothing that a search reads is ever moved or resized;
+    while a slot is written it belongs to no row, so a search that finds the same row object before and after it has read a slot
+    has read that row and no other.
+    """
 
     __slots__ = ("_blocks", "_capacity", "_dims", "_free", "_np", "_sketches", "_slots", "bytes")
 
@@ -244,6 +245,9 @@ class _Block:
                 if len(near) == most:
                     break
         return near
+
+
+# --- the index of all partitions ---
 
 
 def _without_vector(row: VectorRow) -> VectorRow:

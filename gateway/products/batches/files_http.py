@@ -1,7 +1,7 @@
 """`/v1/files`: uploads that go straight into a blob, lists, single files, their content.
 
-It must not know how files are kept; `FileService` does. Of an upload a piece at a time is in memory: the connection reads no
-more until it has been written.
+In this order: downloads; the form of an upload; and the routes. How files are kept is `FileService`'s. Of an upload a piece at
+a time is in memory: the connection reads no more until it has been written.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ from gateway.products.jobs.model import FILE, FileQuery, StoredFile
 from gateway.products.routes import RelayedResponse, head_alone, limit_of, own_routes, tenant_of
 from gateway.routes import json_response
 
-# A file as an answer: all of it, or the one range that is asked for (RFC 9110, 14).
-#
-# It is never shown by a browser: it is an attachment, of no type that could be guessed.
+# --- downloads: all of a file, or the one range that is asked for (RFC 9110, 14) ---
 
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.IGNORECASE)
@@ -50,7 +48,10 @@ class RangeNotSatisfiable(CallerFault):
 
 
 async def download(request: Request, files: FileService, file: StoredFile) -> Response:
-    """Returns the bytes of a file. Several ranges, or one that is none, are all of it. Raises NotFound, JobsUnavailable."""
+    """Returns the bytes of a file. Several ranges, or one that is none, are all of it. Raises NotFound, JobsUnavailable.
+
+    A file is never shown by a browser: it is an attachment, of no type that could be guessed.
+    """
     size = file.bytes
     span = read_range(request.headers.get("range"), size)
     headers = {"accept-ranges": "bytes", **_headers(file.filename)}
@@ -111,24 +112,25 @@ def disposition(filename: str) -> str:
     return f"attachment; filename=\"file\"; filename*=UTF-8''{quote(filename, safe='')}"
 
 
-# The form of an upload, read as it comes in: its file goes on piece by piece, its few other fields are kept.
-#
-# Source: RFC 7578; parsed by python-multipart. It must not know what the fields mean. Invariant: beside the piece that is being
-# read no more is held than `MOST_FIELD_BYTES`.
+# --- the form of an upload, read as it comes in: its file goes on piece by piece, its few other fields are kept ---
 
 
 MOST_FIELD_BYTES = 65_536
-"""Of all fields but the file, names and heads included."""
+"""The most bytes of all fields but the file, names and heads included."""
 MOST_NAME_CHARS = 255
 STEP_BYTES = 32_768
-"""Parsed at a time: bytes that look like the beginning of a boundary are looked at one by one."""
+"""The bytes that are parsed at a time: those that look like the beginning of a boundary are looked at one by one."""
 FILE_FIELD = "file"
 PURPOSE = "batch"
-"""Of the files that are kept here."""
+"""The purpose of the files that are kept here."""
 
 
 class UploadForm:
-    """A form with one file."""
+    """A form with one file.
+
+    Source: RFC 7578; parsed by python-multipart. Invariant: beside the piece that is being read no more is held than
+    `MOST_FIELD_BYTES`.
+    """
 
     def __init__(self, content_type: bytes) -> None:
         """Raises InvalidRequest for another content type, or one without a boundary."""
@@ -248,6 +250,9 @@ LEAST_BYTES_PER_S = 65_536
 """An upload may take the time of other bodies, and a second more for each of these."""
 LEAST_LIFE_S, LONGEST_LIFE_S = 3600, 2_592_000
 """That `expires_after` may ask for."""
+
+
+# --- the routes ---
 
 
 class ClientLeft(Exception):

@@ -1,7 +1,8 @@
 """The input of a batch: cut into lines, each checked, its place noted; later read by chunks, as the index has their places.
 
-It must not know where the pieces come from. Whoever feeds it looks at the clock between lines. Invariants: no more is held of
-the file than one line; of all problems the first hundred are kept, and how many more there are.
+In this order: the division into chunks; the index; one line and its problems; the lines of a file; what lines may ask for; and
+the lines of one chunk. Whoever feeds the check looks at the clock between lines. Invariants: no more is held of the file than
+one line; of all problems the first hundred are kept, and how many more there are.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from gateway.products.jobs.model import ChunkPlan, Job, LineResult, line_id
 from gateway.products.jobs.rules import BatchRules
 from gateway.products.jobs.store import Blobs
 
-# How a batch is divided: chunks are what workers claim, small enough that batches and tenants take turns.
+# --- the division of a batch: workers claim chunks, small enough that batches and tenants take turns ---
 
 CHUNKS = 64
-"""A batch of middling size has so many, and not one more: the work of 2, 4 or 8 gateways comes out even."""
+"""The chunks of a batch of middling size, and not one more: the work of 2, 4 or 8 gateways comes out even."""
 LEAST_LINES, MOST_LINES = 16, 256
-"""Of a chunk: fewer would cost more than they save, and more would keep others waiting."""
+"""The lines of a chunk: fewer would cost more than they save, and more would keep others waiting."""
 
 
 def plan_chunks(total: int, rules: BatchRules) -> ChunkPlan:
@@ -48,16 +49,19 @@ def lines_of(plan: ChunkPlan, chunk: int) -> range:
     return range(start, min(start + plan.lines_per_chunk, plan.total))
 
 
-# Where the lines of a batch's input are, and which model each is for: twelve bytes a line, so a chunk is read by itself.
+# --- the index: where the lines of an input are, and which model each is for ---
 
 ENTRY_BYTES = 12
 _LENGTH_BITS, _MODEL_BITS = 32, 24
 MOST_BYTES = 1 << 40
-"""Of an input file."""
+"""The longest input file."""
 
 
 class IndexEntry(NamedTuple):
-    """One line of the input file: its bytes without the line end, and the number of its model in the batch's list."""
+    """One line of the input file: its bytes without the line end, and the number of its model in the batch's list.
+
+    It takes twelve bytes in the index, so a chunk is read by itself.
+    """
 
     offset: int
     length: int
@@ -82,16 +86,12 @@ def read_index(data: bytes) -> list[IndexEntry]:
     ]
 
 
-# What one line of a batch's input has to be, and the problem of one that is not: OpenAI's codes, and the remedy.
-#
-#     {"custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "gpt-4o", …}}
-#
-# A line is read once when the batch is checked, and again when it runs; its body goes on byte by byte as it was uploaded.
+# --- one line, and the problem of one that is none: OpenAI's codes, and the remedy ---
 
 MOST_ID_CHARS = 512
 MOST_MODEL_CHARS = 256
 MOST_VALUES = 1_000_000
-"""In one line, as in other bodies by default: reading more would keep everybody else waiting for seconds."""
+"""The most values in one line, as in other bodies by default: reading more would keep everybody else waiting for seconds."""
 MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 """Byte order marks."""
 _NOT_CHECKED = "this is no line of a batch that was checked"
@@ -146,7 +146,12 @@ class LineRules:
 
 
 def check_line(text: bytes, rules: LineRules) -> CheckedLine | LineProblem:
-    """Returns what is known of a line (without its end), or the first thing that is wrong with it."""
+    """Returns what is known of a line (without its end), or the first thing that is wrong with it.
+
+        {"custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "gpt-4o", …}}
+
+    A line is read once when the batch is checked, and again when it runs; its body goes on byte by byte as it was uploaded.
+    """
     value = _parsed(text)
     if isinstance(value, LineProblem):
         return value
@@ -291,11 +296,11 @@ def _object(value: Any) -> dict[str, Any]:
     raise ValueError(_NOT_CHECKED)
 
 
-# The lines of a file beside each other.
+# --- the lines of a file beside each other ---
 
 MOST_PROBLEMS = 100
 MOST_MODELS = 100
-"""That the lines of one batch name."""
+"""The most models that the lines of one batch name."""
 MOST_LINE_BYTES = 64 * 1024 * 1024
 
 
@@ -433,7 +438,7 @@ class InputCheck:
             self.more_problems += 1
 
 
-# What the lines of one batch may ask for, under the policy in force: the key that pays, its models, their providers.
+# --- what lines may ask for under the policy in force: the key that pays, its models, their providers ---
 
 
 def line_rules(policy: PolicySnapshot, key: Key, endpoint: str, *, is_callers: bool) -> LineRules:
@@ -501,7 +506,7 @@ def key_named(policy: PolicySnapshot, name: str) -> Key | None:
     return next((key for key in policy.keys.values() if key.name == name), None)
 
 
-# The lines of one chunk on their way in: those that have no result yet, read from the input file a piece at a time.
+# --- the lines of one chunk on their way in ---
 
 AHEAD_BYTES = 1024 * 1024
 INPUT_GONE = (
@@ -516,13 +521,16 @@ class InputLine(NamedTuple):
     number: int
     text: bytes
     offset: int
-    """Of its text, in the input file."""
+    """The place of its text in the input file."""
     model: int = 0
     """The number of its model in the batch's list."""
 
 
 class ChunkInput:
-    """Reads the lines of one chunk, in order, about a megabyte ahead."""
+    """Reads the lines of one chunk, in order, about a megabyte ahead.
+
+    They are those that have no result yet, read from the input file a piece at a time.
+    """
 
     def __init__(self, blobs: Blobs, job: Job, chunk: int) -> None:
         self._blobs = blobs

@@ -1,4 +1,8 @@
-"""What the worker needs of others: outcomes judged, calls made of stored requests, providers' Batch APIs."""
+"""What the worker needs of others: outcomes judged, calls made of stored requests, providers' Batch APIs.
+
+In this order: the outcomes; the ports of calls and of providers' Batch APIs; and one request through the pipeline, which calls
+and lines share.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +41,13 @@ from gateway.products.batches.native.formats import RemoteBatch
 from gateway.products.jobs.model import JobError, StoredAnswer
 from gateway.products.jobs.rules import JobRules
 
-# What becomes of a piece of work: done, failed for good, tried again later, put off, or broken off.
-#
-# A table, asked once per attempt. Being refused for want of room is no attempt: the work is put off until there may be room.
+# --- outcomes: done, failed for good, tried again later, put off, or broken off ---
 
 
 PUT_OFF_S: Final = 5.0
 """The wait of a call that was refused by somebody who could not say for how long."""
 LONGEST_PUT_OFF_S: Final = 300.0
-"""Whatever the refusal says: a limit may have been raised, a quota paid for."""
+"""The longest wait, whatever the refusal says: a limit may have been raised, a quota paid for."""
 _MOST_MESSAGE: Final = 65_536
 """Longer bodies are no error messages."""
 _SECRET: Final = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)[-_][\w*.-]{4,}|\bBearer\s+\S+|\bAIza[\w-]{8,}|://[^/\s@]+@")
@@ -53,7 +55,10 @@ _TRANSIENT_STATUSES: Final = frozenset((408, 409, 425, 429, 498))
 
 
 class Outcome(Enum):
-    """What has become of one try."""
+    """What has become of one try.
+
+    Being refused for want of room is no attempt: the work is put off until there may be room.
+    """
 
     DONE = "done"
     PERMANENT = "permanent"
@@ -129,6 +134,9 @@ def tell_nobody(_tenant: str, _run: str, _change: RunChange) -> None:
 
 STRICT = b"x-gateway-strict", b"true"
 """Goes with the headers of a stored call that may lose nothing on its way; it is not for providers."""
+
+
+# --- ports: calls made of stored requests, and providers' Batch APIs ---
 
 
 def headers_to_keep(call: Call) -> list[tuple[str, str]]:
@@ -292,16 +300,15 @@ class ProviderBatches(Protocol):
         ...
 
 
-# One request through the pipeline for a job, to its last byte, and what that came to: shared by calls and lines.
-#
-# It must not know jobs' stores. A stream is read to its end: whoever fetches the result gets it as it would have come.
+# --- one request through the pipeline for a job, to its last byte, and what that came to ---
 
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 """A longer answer is not kept: it fails for good."""
 MESSAGES = "/messages"
 VERSION = (b"anthropic-version", b"2023-06-01")
-"""Said of calls of Messages that name none: the version that takes what later ones do, and `temperature` besides."""
+"""The header of calls of Messages that name no version: the version that takes what later ones do, and `temperature` besides.
+"""
 JSON = ((b"content-type", b"application/json"),)
 log = logging.getLogger("gateway.jobs")
 
@@ -340,7 +347,10 @@ class TryResult:
 
 
 class CallServer:
-    """Serves stored requests."""
+    """Serves stored requests.
+
+    A stream is read to its end: whoever fetches the result gets it as it would have come.
+    """
 
     def __init__(
         self, make_call: MakeCall, serve: ServeCall, clock: Clock, is_holding: Callable[[], bool] = lambda: True

@@ -1,4 +1,8 @@
-"""How jobs come into the Redis: one of a kind under a dedupe key, in the place of another under a debounce key, or new."""
+"""How jobs come into the Redis, and what else is written and read of them there.
+
+In this order: jobs that come in, one of a kind under a dedupe key, in the place of another under a debounce key, or new; writes
+that share a script; where jobs are; what a worker writes; and claims whose caller may leave.
+"""
 
 from __future__ import annotations
 
@@ -164,15 +168,12 @@ def _unknown(jobs: Sequence[Job]) -> str:
     )
 
 
-# Writes that come at the same moment, as one script: the results of lines that chunks commit, the parts of logs.
-#
-# While one is under way in a partition, what comes waits for the next. Invariant: each write has its own answer, or
-# JobsUnavailable; whoever leaves takes nobody's write along.
+# --- writes that come at the same moment, as one script: results of lines that chunks commit, parts of logs ---
 
 
 COMMIT = job_script("commit", "letters")
 MOST_ARGUMENTS = 4000
-"""About so many arguments of one script, which takes some milliseconds then."""
+"""About the most arguments of one script, which takes some milliseconds then."""
 
 
 class WaitingWrite(NamedTuple):
@@ -184,7 +185,11 @@ class WaitingWrite(NamedTuple):
 
 
 class SharedScript:
-    """Runs a script for all writes that wait in a partition, up to a weight."""
+    """Runs a script for all writes that wait in a partition, up to a weight.
+
+    While one is under way in a partition, what comes waits for the next. Invariant: each write has its own answer, or
+    JobsUnavailable; whoever leaves takes nobody's write along.
+    """
 
     def __init__(
         self,
@@ -259,22 +264,22 @@ class RedisCommits:
         return await self._script.write(work, arguments, len(arguments))
 
 
-# Where jobs are, by their ids, and what is read of them there without a script.
-#
-# All that a tenant has is in one partition; a job that follows from another's end, and has no tenant, is beside that one.
-# Whoever does not name a tenant asks all partitions, unless this process has met the job before. Lists are newest first; long
-# work is done in many short scripts.
+# --- where jobs are, by their ids, and what is read of them there without a script ---
 
 
 PAGE, FORGET = job_script("page"), job_script("forget", "erase")
 ROWS_AT_ONCE = 200
-"""Jobs that one script of a list reads."""
+"""The jobs that one script of a list reads."""
 FORGOTTEN_AT_ONCE = 50
 MOST_KNOWN = 4096
 
 
 class JobPlaces:
-    """Finds jobs."""
+    """Finds jobs.
+
+    All that a tenant has is in one partition; a job that follows from another's end, and has no tenant, is beside that one.
+    Whoever does not name a tenant asks all partitions, unless this process has met the job before.
+    """
 
     def __init__(self, partitions: JobPartitions) -> None:
         self._partitions = partitions
@@ -338,7 +343,10 @@ class _Listed(NamedTuple):
 
 
 async def page_of(partitions: JobPartitions, query: JobQuery, after: tuple[int, int] | None) -> JobPage:
-    """Returns a page of jobs behind the place `after`, of all partitions that have some. Raises JobsUnavailable."""
+    """Returns a page of jobs behind the place `after`, of all partitions that have some. Raises JobsUnavailable.
+
+    The list is newest first; long work is done in many short scripts.
+    """
     numbers = range(partitions.number) if query.tenant is None else [partitions.of_tenant(query.tenant)]
     is_sifted = query.statuses or query.metadata or query.parent == ""
     step = ROWS_AT_ONCE if is_sifted else min(ROWS_AT_ONCE, query.limit + 1)
@@ -386,11 +394,14 @@ async def forget_ended(partitions: JobPartitions, before: float, most: int) -> i
     return count
 
 
-# What a worker writes at the end of a claim, or about its job: each a step that is taken if the claim holds.
+# --- what a worker writes at the end of a claim, or about its job ---
 
 
 class RedisWrites:
-    """Implements these methods of `gateway.products.jobs.store.JobStore`."""
+    """Implements these methods of `gateway.products.jobs.store.JobStore`.
+
+    Each is a step that is taken if the claim holds.
+    """
 
     def __init__(self, partitions: JobPartitions, steps: RedisSteps, places: JobPlaces) -> None:
         self._partitions = partitions
@@ -499,11 +510,13 @@ class RedisWrites:
             return None
 
 
-# Claims whose caller may leave: its pieces are given back at once, uncounted.
+# --- claims whose caller may leave ---
 
 
 class CancellableClaims:
-    """Claims for callers that may be cancelled. Without it, a lease would pass until others get the pieces."""
+    """Claims for callers that may be cancelled: the pieces are then given back at once, uncounted. Without it, a lease would
+    pass until others get the pieces.
+    """
 
     def __init__(
         self, claims: RedisClaims, writes: RedisWrites, places: JobPlaces, background: BackgroundTasks

@@ -1,6 +1,7 @@
-"""What routes may do with responses: to have one run in the background, to show, follow, stop and forget it.
+"""Responses that the gateway keeps, as routes have them: run in the background, shown, followed, stopped and forgotten.
 
-The tenant is given by the edge. A response that is not the tenant's is one that never was.
+Calls in the foreground, whose answers are kept or go on from kept ones, come last. The tenant is given by the edge. A response
+that is not the tenant's is one that never was.
 """
 
 from __future__ import annotations
@@ -310,22 +311,23 @@ class ResponseService:
         )
 
 
-# Calls of Responses in the foreground, where the gateway keeps what they answer, or knows what they go on from.
-#
-#     earlier items are put before its own -> the call -> its id becomes the gateway's -> it is kept before its end goes out
-#
-# The provider keeps nothing of these. What cannot be kept is answered all the same, and says `store: false`.
+# --- calls in the foreground, where the gateway keeps what they answer, or knows what they go on from ---
 
 
 LARGE_BYTES = 1_000_000
 """A larger body is parsed in a thread, so that others do not wait."""
 _OUTCOME_HEADERS = frozenset(("gateway", "off", "never"))
-"""Here no provider is asked to keep anything."""
+"""The ways of keeping in which no provider is asked to keep anything."""
 log = logging.getLogger("gateway.jobs")
 
 
 class ForegroundResponses:
-    """Serves calls of Responses; `serve` is the pipeline's `handle`."""
+    """Serves calls of Responses; `serve` is the pipeline's `handle`.
+
+        earlier items are put before its own -> the call -> its id becomes the gateway's -> it is kept before its end goes out
+
+    The provider keeps nothing of these. What cannot be kept is answered all the same, and says `store: false`.
+    """
 
     def __init__(self, serve: ServeCall, service: ResponseService, wall: Callable[[], float]) -> None:
         self._serve = serve

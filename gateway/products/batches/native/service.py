@@ -3,8 +3,9 @@
     choose -> (note what is to be asked -> ask it -> note what came of it) … -> commit the answers -> what is left runs here
 
 No worker waits: between two looks at a provider's batch the chunk is given back. A crash leaves the note of what was about to
-be asked; whoever has the chunk next looks whether it was. It must not know HTTP. Invariants: nothing is asked of a provider
-that is not noted; a part ends `here` in every case, after which the chunk runs like any other.
+be asked; whoever has the chunk next looks whether it was. In this order: requests for a part; its charges; and the life of
+parts. Invariants: nothing is asked of a provider that is not noted; a part ends `here` in every case, after which the chunk
+runs like any other.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
 
-# What is asked of a provider for a part, and what is looked for there. It must not know what is kept of the part.
+# --- requests for a part, and searches for what may have been asked ---
 
 
 LAG_S = 3600.0
-"""A provider's clock may be so far behind ours."""
+"""The seconds that a provider's clock may be behind ours."""
 
 
 class SendWindow:
@@ -85,7 +86,7 @@ class SendWindow:
         self._began = clock.monotonic(), clock.wall()
 
     def is_open(self, within_s: float = parts.SENT_WITHIN_S) -> bool:
-        """Tells whether it is not over, by either clock: a machine that sleeps, or is moved, may stop one of them."""
+        """Returns whether it is not over, by either clock: a machine that sleeps, or is moved, may stop one of them."""
         now = self._clock.monotonic(), self._clock.wall()
         return all(at - began <= within_s for at, began in zip(now, self._began, strict=True))
 
@@ -173,21 +174,22 @@ def url_of(job: Job, provider: Provider) -> str:
     return endpoint.removeprefix("/v1") if provider.dialect == "azure" else endpoint
 
 
-# What parts cost their keys, booked before they are sent and set right when they are over: no two of them, and no live call
-# beside them, spend the same money of a budget.
-#
-#     take (before the part is noted) -> remember (by each worker that has it next) -> settle (when it runs here, or is done)
-#
-# A charge counts for the day (UTC) on which it was taken, for which it is given back; what the answers cost is booked as they
-# come (`ProviderAnswers`), so for a moment both count. Where what is spent outlives this process, so do charges; otherwise the
-# next one books them again. Invariant: the part's mark says what is charged for it.
+# --- charges: what parts cost their keys, booked before they are sent and set right when they are over ---
 
 
 DAY_S = 86_400
 
 
 class PartCharges:
-    """Charges keys that have a budget; all others are charged nothing."""
+    """Charges keys that have a budget; all others are charged nothing.
+
+        take (before the part is noted) -> remember (by each worker that has it next) -> settle (when it runs here, or is done)
+
+    No two parts, and no live call beside them, spend the same money of a budget. A charge counts for the day (UTC) on which it
+    was taken, for which it is given back; what the answers cost is booked as they come (`ProviderAnswers`), so for a moment
+    both count. Where what is spent outlives this process, so do charges; otherwise the next one books them again. Invariant:
+    the part's mark says what is charged for it.
+    """
 
     def __init__(
         self,
@@ -278,6 +280,9 @@ TURN_S = 10.0
 """A chunk whose batch has enough of them running here comes back after so long."""
 SHOWN_S = 1200.0
 """A part that nobody here has looked at for so long is with another worker, or over."""
+
+
+# --- the life of parts ---
 
 
 class NativeParts:

@@ -1,5 +1,7 @@
-"""What is done with dead letters: they are counted, and the old ones thrown away; operators look at them, have them run again,
-and throw them away; and a replay runs them one after the other.
+"""The work on dead letters: counts, replays for operators, and the life of a replay.
+
+In this order: they are counted, and the old ones thrown away; operators look at them, have them run again, and throw them away;
+jobs and batches are tried again by their ids; and a replay runs letters one after the other.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import RunningWork
 
-# What is done beside the work for dead letters: they are counted for the metrics, and the old ones thrown away.
+# --- counts for the metrics, and old letters that are thrown away, beside the work ---
 
 
 COUNT_S = 15.0
-"""So often they are counted."""
+"""Seconds from one count to the next."""
 TRIMS = 4
-"""At one of so many counts the old ones are thrown away."""
+"""At one in so many counts the old letters are thrown away."""
 AT_ONCE = 500
 log = logging.getLogger("gateway.jobs")
 
@@ -212,7 +214,7 @@ class DeadLetterService:
         return ReplayFactory(store, self._blobs, self._clock, self._rules)
 
 
-# Jobs and batches that failed, tried again by their ids: what is dead of them is replayed.
+# --- jobs and batches that failed, tried again by their ids: what is dead of them is replayed ---
 
 
 class Retried(NamedTuple):
@@ -261,22 +263,23 @@ def _is_due(letter: DeadLetter) -> bool:
     return letter.is_replayable and letter.state is not LetterState.REPLAYING
 
 
-# The life of a replay: dead letters are run again one after the other, so many a second, until there are no more.
-#
-#     walk -> wait for the next one's time -> mark it and make its job, in one step -> … -> end
-#
-# Invariant: whatever dies in between, each letter is run again once by each replay: those that it has marked name it.
+# --- the life of a replay: letters are run again one after the other, so many a second ---
 
 SKIPPED: Final = "skipped"
 """In `marks` of a replay at its end: letters whose work was gone."""
 BEATS = 20
-"""So often a second replays begin, at most: those of a higher rate begin together."""
+"""The most beats of a replay in a second: at a higher rate letters begin together."""
 LATE_S = 1.0
 """A replay that is so far behind its rate goes on from there: it does not make up for it with a burst."""
 
 
 class ReplayJobs:
-    """Runs jobs of kind `replay`."""
+    """Runs jobs of kind `replay`.
+
+        walk -> wait for the next one's time -> mark it and make its job, in one step -> … -> end
+
+    Invariant: whatever dies in between, each letter is run again once by each replay: those that it has marked name it.
+    """
 
     def __init__(self, store: JobStore, again: ReplayFactory, clock: Clock) -> None:
         self._store = store

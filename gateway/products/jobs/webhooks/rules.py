@@ -1,4 +1,4 @@
-"""The compiled section `webhooks` of the config."""
+"""The rules of webhooks: the compiled section `webhooks` of the config, when a delivery is tried, and what it says."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ Webhooks = Mapping[str, WebhookRules]
 """By name, in the order of the config."""
 
 
-# When a delivery is tried, and what an endpoint's answer means for it and for the endpoint.
-#
-# Source of the schedule: the Standard Webhooks specification, "Deliverability and Reliability": ten attempts over about
-# 75 hours.
+# --- when a delivery is tried, and what an endpoint's answer means for it and for the endpoint ---
 
 
 SCHEDULE_S: Final = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
-"""Seconds from the event to the first attempt, and from each attempt to the next."""
+"""Seconds from the event to the first attempt, and from each attempt to the next: ten attempts over about 75 hours.
+
+Source: the Standard Webhooks specification, "Deliverability and Reliability".
+"""
 JITTER: Final = 0.2
 """Each wait is as much as this longer or shorter, so that what failed together is not tried again together."""
 DEADLINE_S: Final = 7 * 86_400.0
 """What was not delivered by then, because its endpoint was disabled, throttled or gone from the config, never is."""
 TIMEOUT_S: Final = 15.0
-"""From the connection to the end of the answer."""
+"""Seconds from the connection to the end of the answer."""
 IN_FLIGHT: Final = 4
 """Deliveries to one endpoint that are under way in one gateway."""
 REQUESTS_IN_FLIGHT, TENANT_IN_FLIGHT = 64, 16
@@ -139,11 +139,7 @@ def rest_s(throttled: int, retry_after_s: float | None = None) -> float:
     return wait_s if retry_after_s is None else max(wait_s, min(retry_after_s, _LONGEST_RETRY_AFTER_S))
 
 
-# What webhooks are told, in OpenAI's words where OpenAI has some: the events of batches are its own, those of jobs are ours.
-#
-# An event says that something has ended, and whose id to ask for; never what came of it. So a delivery that comes late, twice
-# or into the wrong hands tells nothing that is out of date or secret. Source: openai-python `types/webhooks`, 2026-11;
-# https://github.com/standard-webhooks/standard-webhooks.
+# --- events, in OpenAI's words where it has some: those of batches are its own, those of jobs are ours ---
 
 
 ENDPOINT: Final = "webhook"
@@ -218,7 +214,12 @@ def _delivery(ended: Job, event: str, name: str, segment: str, whose: Mapping[st
 
 
 def event_body(event: str, of: str, at: float) -> bytes:
-    """Returns what is posted: an event about the job `of`, always the same for the same one."""
+    """Returns what is posted: an event about the job `of`, always the same for the same one.
+
+    An event says that something has ended, and whose id to ask for; never what came of it. So a delivery that comes late, twice
+    or into the wrong hands says nothing that is out of date or secret. Source: openai-python `types/webhooks`, 2026-11;
+    https://github.com/standard-webhooks/standard-webhooks.
+    """
     id = derived_event_ids(of, "")[0]
     return orjson.dumps({"id": id, "object": "event", "created_at": int(at), "type": event, "data": {"id": of}})
 

@@ -1,8 +1,7 @@
-"""The URLs that requests name: any number of them, of which each host delays only itself, and each tenant only himself.
+"""Deliveries of webhooks, to endpoints of the config and to URLs that requests name.
 
-They share one segment of jobs, so that stores and metrics know nothing of their number. What cannot be sent now is put off,
-each next delivery to the same host a little longer. Bounded: of a host nothing is remembered while there is nothing worth
-remembering, and of the others only so many.
+In this order: signatures; the health of one endpoint; the endpoints of the config; the URLs of requests; and the life of a
+delivery.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from gateway.products.jobs.webhooks.rules import (
 )
 from gateway.products.jobs.worker import RunningWork
 
-# Signatures of deliveries, as https://github.com/standard-webhooks/standard-webhooks has them, by its own library.
+# --- signatures of deliveries ---
 
 
 USER_AGENT: Final = b"llm-gateway-sidecar"
@@ -59,6 +58,8 @@ def signed_headers(secrets: Sequence[bytes], id: str, body: bytes, now: float) -
     """Returns the headers of a delivery: `id` is the same for each attempt, `now` is wall-clock seconds.
 
     Each secret signs, so that a receiver with either of them can verify it.
+
+    Source: https://github.com/standard-webhooks/standard-webhooks, whose own library signs.
     """
     at = datetime.fromtimestamp(int(now), UTC)
     signatures = " ".join(Webhook(secret).sign(id, at, body.decode()) for secret in secrets)
@@ -71,11 +72,11 @@ def signed_headers(secrets: Sequence[bytes], id: str, body: bytes, now: float) -
     ]
 
 
-# What this gateway has learned of one endpoint of webhooks, and what it may be sent now. Kept in memory.
+# --- the health of one endpoint, and what it may be sent now; kept in memory ---
 
 
 LAST_RESULTS: Final = 10
-"""Attempts that are remembered, for operators."""
+"""The attempts that are remembered, for operators."""
 LONGEST_LINE_S: Final = 60.0
 _LATEST: Final = 0.3
 """The weight of the latest attempt in how long one takes."""
@@ -169,9 +170,7 @@ class EndpointHealth:
         self.throttled, self.rests_until, self.line_ends_at = 0, 0.0, 0.0
 
 
-# The endpoints of the config: which are throttled, disabled, or want to hear nothing any more.
-#
-# Kept in memory: a restart, or a change of the endpoint's entry in the config, gives it a fresh start.
+# --- the endpoints of the config: which are throttled, disabled, or want no more deliveries ---
 
 
 ENDPOINT_RECHECK_S = 5.0
@@ -180,10 +179,13 @@ log = logging.getLogger("gateway.jobs")
 
 
 class Endpoints:
-    """The endpoints in force, and how many deliveries each may be given now."""
+    """The endpoints in force, and how many deliveries each may be given now.
+
+    Kept in memory: a restart, or a change of the endpoint's entry in the config, gives it a fresh start.
+    """
 
     def __init__(self, webhooks: Callable[[], Webhooks], monotonic: Callable[[], float], outward: Outward) -> None:
-        """`webhooks` gives those in force; what they are told leaves by `outward`."""
+        """`webhooks` gives those in force; what they are sent leaves by `outward`."""
         self._webhooks = webhooks
         self._monotonic = monotonic
         self.outward = outward
@@ -247,6 +249,9 @@ Place = tuple[str, str]
 """Tenant and origin: what one tenant's endpoint has earned does not concern another's at the same host."""
 
 
+# --- URLs that requests name ---
+
+
 class WebhookNotAllowed(InvalidRequest):
     """Requests may not name URLs here, or those of this key may not."""
 
@@ -270,7 +275,13 @@ def refuse_request_url(url: str, rules: JobRules, key: Key) -> None:
 
 
 class RequestedUrls:
-    """What may be sent to URLs of requests now."""
+    """What may be sent to URLs of requests now.
+
+    There may be any number of them: each host delays only itself, and each tenant only himself. They share one segment of jobs,
+    so that stores and metrics know nothing of their number. What cannot be sent now is put off, each next delivery to the same
+    host a little longer. Bounded: of a host nothing is remembered while there is nothing worth remembering, and of the others
+    only so many.
+    """
 
     def __init__(
         self,
@@ -364,10 +375,7 @@ def _origin_of(url: str) -> str:
         return _UNREADABLE
 
 
-# The life of a delivery: one event, posted to one endpoint until it is taken, or was tried as often as may be.
-#
-# A delivery is at least once: one that was cut off may have arrived, and comes again under the same `webhook-id`. What it is
-# signed with, and where it goes, is looked up anew for each attempt.
+# --- the life of a delivery: posted to one endpoint until it is taken, or was tried as often as may be ---
 
 
 def delivery_segments(endpoints: Endpoints, requested: RequestedUrls, store: JobStore) -> Sequence[SegmentRules]:
@@ -380,7 +388,11 @@ def delivery_segments(endpoints: Endpoints, requested: RequestedUrls, store: Job
 
 
 class Deliveries:
-    """Runs jobs of kind `delivery`."""
+    """Runs jobs of kind `delivery`.
+
+    A delivery is at least once: one that was cut off may have arrived, and comes again under the same `webhook-id`. What it is
+    signed with, and where it goes, is looked up anew for each attempt.
+    """
 
     def __init__(
         self,
