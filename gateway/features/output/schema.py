@@ -312,6 +312,8 @@ def _into(part: Part) -> Iterator[tuple[str | None, Part]]:
                 yield _OTHER, child
 
 
+# --- the compiled schema ---
+
 NOT_INSTALLED: Final = (
     "schemas for answers need the Python package jsonschema-rs, which is not installed (the extra output: "
     "pip install '.[output]')"

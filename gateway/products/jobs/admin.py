@@ -106,7 +106,7 @@ def _ids(fields: Mapping[str, Any]) -> Sequence[str]:
     return list(dict.fromkeys(ids))
 
 
-# Tells how a request would fare as a job or a line of a batch: where it is kept, how it is tried, when it is one unasked.
+# --- how a request would fare as a job or a line of a batch: where it is kept, how it is tried, when it is one unasked ---
 
 _RUN: Mapping[RunAs, str] = {
     "here": "at the usual price",

@@ -1,7 +1,8 @@
 """Jobs in HTTP: bodies read, stored answers given, and the events of a job or batch until its end.
 
-The id of an event is the revision of the job: whoever comes back with it (`Last-Event-ID`) is told only what is new. While
-nothing happens a comment goes out now and then, so that nobody between takes the connection for a dead one.
+In this order: events; the body of a new job; a job as it is shown; and headers. The id of an event is the revision of the job:
+whoever comes back with it (`Last-Event-ID`) has only what is new. While nothing happens a comment goes out now and then, so
+that nobody between takes the connection for a dead one.
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
@@ -118,21 +119,22 @@ async def _events(
         )
 
 
-# The body of `POST /v1/jobs`, taken apart: what is asked of the job, and the request that it makes, as it was written.
-#
-# The request is cut out of the bytes: it may have megabytes, and to parse and write it again would keep everybody waiting; it
-# is read where the body of a plain call would be.
+# --- the body of `POST /v1/jobs`: what is asked of the job, and the request that it makes, as it was written ---
 
 
 EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'
 MOST_REST_BYTES = 65_536
-"""Of all that is not the request: some times, keys and metadata."""
+"""The most bytes of all that is not the request: some times, keys and metadata."""
 Parts = tuple[dict[str, Any], bytes]
 """The fields beside `body`, with `endpoint` among them, and `body`."""
 
 
 def split_job(raw: bytes) -> Parts:
-    """Takes a small body apart. Raises InvalidRequest."""
+    """Takes a small body apart. Raises InvalidRequest.
+
+    The request is cut out of the bytes: it may have megabytes, and to parse and write it again would keep everybody waiting; it
+    is read where the body of a plain call would be.
+    """
     places = _places_of_body(raw)
     if len(places) > 1:
         raise written_twice("body")
@@ -172,11 +174,11 @@ def _no_object() -> InvalidRequest:
     return InvalidRequest(f"The body must be a JSON object, such as {EXAMPLE}.", code="invalid_json")
 
 
-# A job as its owner sees it: the JSON object of `/v1/jobs`, and its events.
+# --- a job as its owner sees it: the JSON object of `/v1/jobs`, and its events ---
 
 
 POLL_AFTER_S: Final = 2.0
-"""Told to those who poll a job that is not at its end."""
+"""Seconds until those who poll a job that is not at its end are to come again."""
 
 
 def show_job(job: Job) -> dict[str, Any]:
@@ -247,7 +249,7 @@ def _whole(at: float | None) -> int | None:
     return None if at is None else int(at)
 
 
-# The headers of jobs' answers: of a 202, and of an answer that is given again.
+# --- headers: of a 202, and of an answer that is given again ---
 
 
 def accepted_headers(job: Job) -> list[tuple[bytes, bytes]]:

@@ -1,8 +1,9 @@
 """Commands about jobs: a caller's end of `/v1`, how jobs look on a terminal, `gateway jobs`, and `gateway work`.
 
-It must not know the gateway's inside, only its HTTP. Every failure is an `AdminRefused` with a sentence that says what to do;
-it is misuse if the same would be refused again, else it may pass. The key goes to the address that was named and nowhere
-else. Invariant: of a file a piece at a time is in memory.
+In this order: the client; a line of progress; patience; what is printed; `gateway jobs`; a gateway in this process; and
+`gateway work`. Only the gateway's HTTP is used. Every failure is an `AdminRefused` with a sentence that says what to do; it is
+misuse if the same would be refused again, else it may pass. The key goes to the address that was named and nowhere else.
+Invariant: of a file a piece at a time is in memory.
 """
 
 from __future__ import annotations
@@ -178,11 +179,11 @@ def _send(connection: HTTPConnection, path: str, pieces: Iterator[bytes], header
             raise
 
 
-# One line that tells how far something is, on standard error.
+# --- a line of progress, on standard error ---
 
 
 EVERY_S = 5.0
-"""Where no terminal shows it, the line is written again after so long, if it has changed."""
+"""Seconds after which the line is written again where no terminal shows it, if it has changed."""
 
 
 class ProgressLine:
@@ -195,7 +196,7 @@ class ProgressLine:
         self._next_at = 0.0
 
     def tell(self, text: str) -> None:
-        """Says how far it is; `text` is for a terminal's eyes."""
+        """Shows how far the work is; `text` is for a terminal's eyes."""
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             self._out.write(f"\r{text[:width]}\x1b[K")
@@ -213,12 +214,12 @@ class ProgressLine:
             self._last = ""
 
 
-# Patience with a gateway that starts again, or has no room for now.
+# --- patience with a gateway that starts again, or has no room for now ---
 
 
 AGAIN_S = 2.0
 PATIENCE_S = 300.0
-"""A gateway that is away, starts again or has no room is asked again for so long."""
+"""Seconds for which a gateway that is away, starts again or has no room is asked again."""
 Answer = TypeVar("Answer")
 
 
@@ -237,13 +238,13 @@ def patiently(ask: Callable[[], Answer], progress: ProgressLine) -> Answer:
         time.sleep(AGAIN_S)
 
 
-# How jobs and batches look on a terminal.
+# --- jobs and batches on a terminal ---
 
 
 JOB_HEADINGS = ("id", "kind", "status", "model", "done", "created", "cost")
 ENDS = frozenset({"succeeded", "completed_with_failures", "failed", "cancelled", "expired"})
 MOST_PROBLEMS = 10
-"""Of a batch's input, that are printed."""
+"""The problems of a batch's input that are printed."""
 
 
 def jobs_table(page: Mapping[str, Any]) -> str:
@@ -359,7 +360,7 @@ def _at(seconds: float | None) -> str | None:
     return None if seconds is None else moment(seconds)
 
 
-# `gateway jobs`: what a key has under way at a running gateway.
+# --- `gateway jobs`: what a key has under way at a running gateway ---
 
 
 def list_jobs(options: argparse.Namespace) -> int:
@@ -401,10 +402,7 @@ def _ask(
     return OK
 
 
-# A gateway in this process, for a command that finds none: by the same config, with the same jobs file.
-#
-# It listens on a free port of loopback and lives as long as the command; what it has taken is in its jobs file, and goes on
-# with whatever gateway starts on that next.
+# --- a gateway in this process, for a command that finds none: by the same config, with the same jobs file ---
 
 LOOK_S = 1.0
 
@@ -415,6 +413,9 @@ def caller_for(options: argparse.Namespace, progress: ProgressLine) -> Iterator[
 
     It is the one that `--url` names; without one, whoever listens where the config says, else one that is started for this
     and stops behind it. Raises AdminRefused, ConfigError, StoreUnusable or OSError where that cannot be.
+
+    The gateway of this process listens on a free port of loopback and lives as long as the command; what it has taken is in its
+    jobs file, and goes on with whatever gateway starts on that next.
     """
     usual = local_gateway(options, os.environ).url
     if options.url is not None or _is_taken(usual):
@@ -442,7 +443,7 @@ def _is_taken(url: str) -> bool:
     return True
 
 
-# `gateway work`: runs the jobs that gateways take into a Redis, and takes no calls itself.
+# --- `gateway work`: runs the jobs that gateways take into a Redis, and takes no calls itself ---
 
 
 def run_worker(options: argparse.Namespace) -> int:

@@ -126,7 +126,7 @@ def _add_key(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print the answer as it came")
 
 
-# The arguments of `gateway dlq`.
+# --- the arguments of `gateway dlq` ---
 
 
 def add_dead_letters(command: argparse.ArgumentParser, add_admin: Callable[[argparse.ArgumentParser], None]) -> None:

@@ -1,8 +1,9 @@
 """A job as data: durable work that outlives the connection, and the process, by which it came.
 
-Plain, immutable and JSON-able: stores keep it, the worker runs it, routes show it. Times are wall-clock seconds. A job's work
-is claimed in pieces: a `call` or `response` is one; a `batch` is checked, then run in chunks of lines, then put together; a
-`run` is one piece that comes again whenever one of its children has ended.
+In this order: refusals; ids; jobs, claims and answers; the lines of a batch; and pages and files. Plain, immutable and
+JSON-able: stores keep it, the worker runs it, routes show it. Times are wall-clock seconds. A job's work is claimed in pieces:
+a `call` or `response` is one; a `batch` is checked, then run in chunks of lines, then put together; a `run` is one piece that
+comes again whenever one of its children has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 from gateway.core.errors import AdmissionDenied, CallerFault, GatewayError
 from gateway.core.types import Lane
 
-# How requests about jobs, batches and files are refused, in OpenAI's shape.
+# --- refusals of requests about jobs, batches and files, in OpenAI's shape ---
 
 
 class JobsUnavailable(GatewayError):
@@ -106,12 +107,7 @@ class TooManyReaders(GatewayError):
     code = "too_many_event_readers"
 
 
-# The ids of files, batches, responses and jobs: ours are known by their looks, so those of a provider's can be left to it.
-#
-# An id is a mark and 22 letters and digits, of which the last three follow from the rest: a provider's own id passes for one
-# of ours once in hundreds of millions, although OpenAI's files have just as many letters. The rest are 113 bits of a draw, or
-# of the digest of another id. The files of a batch have its own id moved on by fixed steps: whoever makes one twice gives it
-# the same id, and by the id of a file its batch is known before there is one.
+# --- the ids of files, batches, responses and jobs ---
 
 
 FILE: Final = "file-gw"
@@ -142,13 +138,22 @@ _STEPS: Final = {
 
 
 def new_id(mark: Mark, draw: bytes) -> str:
-    """Returns an id made of `DRAW_BYTES` random bytes or more."""
+    """Returns an id made of `DRAW_BYTES` random bytes or more.
+
+    An id is a mark and 22 letters and digits, of which the last three follow from the rest: ours are known by their looks, so a
+    provider's own can be left to it. One of those passes for one of ours once in hundreds of millions, although OpenAI's files
+    have just as many letters. The rest are 113 bits of a draw, or of the digest of another id.
+    """
     body = _base62(int.from_bytes(draw), _BODY)
     return f"{mark}{body}{_check_of(mark, body)}"
 
 
 def derived_file_id(batch_id: str, role: Role) -> str:
-    """Returns the id of a batch's own file, always the same. Raises ValueError for what is no batch's id."""
+    """Returns the id of a batch's own file, always the same. Raises ValueError for what is no batch's id.
+
+    The files of a batch have its own id moved on by fixed steps: whoever makes one twice gives it the same id, and by the id of
+    a file its batch is known before there is one.
+    """
     return _moved(BATCH, batch_id, FILE, _STEPS[role])
 
 
@@ -520,7 +525,7 @@ class JobDepth(NamedTuple):
     """When the oldest of them could have begun, in wall-clock seconds."""
 
 
-# The lines of a batch as data: what became of each, and how they are divided into chunks.
+# --- the lines of a batch: what became of each, and how they are divided into chunks ---
 
 
 class LineResult(NamedTuple):
@@ -568,11 +573,14 @@ class ChunkResult(NamedTuple):
     errors_bytes: int
 
 
-# Pages of lists of jobs, files and batches, in the form of OpenAI's: https://platform.openai.com/docs/api-reference/files/list.
+# --- pages of lists, and files of the Files API ---
 
 
 def list_page(objects: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
-    """Returns a page of a list, of whatever has an id."""
+    """Returns a page of a list, of whatever has an id.
+
+    Source: https://platform.openai.com/docs/api-reference/files/list.
+    """
     return {
         "object": "list",
         "data": list(objects),
@@ -580,9 +588,6 @@ def list_page(objects: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str,
         "last_id": objects[-1]["id"] if objects else None,
         "has_more": has_more,
     }
-
-
-# A file of the Files API as data.
 
 
 @dataclass(frozen=True, slots=True)

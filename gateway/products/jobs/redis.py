@@ -305,11 +305,11 @@ class RedisJobStore:
             wake()
 
 
-# Opens the store of jobs in a Redis: its links, its settings, and how many partitions it has.
+# --- the store is opened: its links, its settings, and how many partitions it has ---
 
 
 TIMEOUT_S: Final = 2.0
-"""Of a script about jobs: longer than that of limits, whose link it does not share."""
+"""The time-out of a script about jobs: longer than that of limits, whose link it does not share."""
 CONNECTIONS: Final = 2
 FORMAT: Final = 1
 """The version of the data of jobs: a store of a later one is left alone."""

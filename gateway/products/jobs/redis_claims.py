@@ -1,8 +1,9 @@
-"""What changes in a Redis by compare-and-set: dead letters, and jobs with their pieces; and how pieces are claimed.
+"""Changes of jobs in a Redis by compare-and-set, and claims of pieces.
 
-A step reads a job, changes it by `transitions.PieceMachine`, and writes it if nobody has written it meanwhile. What ends a job
-has the jobs that follow from it with it in the same script. Invariants: a step is done once or not at all; one about a claim
-that has ended changes nothing; one that is repeated because its answer was lost is told that it was done.
+In this order: dead letters; steps of jobs with their pieces; claims, and what time does to jobs. A step reads a job, changes it
+by `transitions.PieceMachine`, and writes it if nobody has written it meanwhile. What ends a job has the jobs that follow from
+it with it in the same script. Invariants: a step is done once or not at all; one about a claim that has ended changes nothing;
+one that is repeated because its answer was lost is known to have been done.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from gateway.products.jobs.transitions import (
     written,
 )
 
-# Dead letters as the Redis has them: read, and changed if nobody has changed them meanwhile.
+# --- dead letters: read, and changed if nobody has changed them meanwhile ---
 
 
 class LetterSeen(NamedTuple):
@@ -108,6 +109,9 @@ MOST_KNOWN = 4096
 """Jobs of which this process remembers how it last saw them, and writes without an answer that it remembers."""
 MOST_TRIES = 100
 """Of each round of tries about one job one is written, so that nobody waits for ever."""
+
+
+# --- steps of jobs with their pieces ---
 
 
 class LetterMoved(Exception):
@@ -357,16 +361,12 @@ def _copy(job: RedisJob) -> RedisJob:
     return replace(job, kept=replace(kept, pieces=pieces, lines={}, chunks={}))
 
 
-# Claims of pieces in the Redis, and what time does to jobs: they become due, claims and deadlines end.
-#
-# One script per partition does all of it, about once a second: a worker's claim looks at what time has done as well, and only
-# where nobody claims does a tick look. A claim is an entry in a stream's list of pending ones: its worker keeps it young, and
-# whoever claims takes over those that have grown older than a lease.
+# --- claims of pieces, and what time does to jobs: they become due, claims and deadlines end ---
 
 
 CLAIM, RENEW, TIDY = job_script("claim"), job_script("renew"), job_script("tidy")
 FORGOTTEN_S = 3600.0
-"""Of a worker that is not heard of: each start of a replica is a new one."""
+"""The time after which a worker that gives no sign is forgotten: each start of a replica is a new one."""
 PROMOTED = 100
 """Pieces that become ready in one script, and jobs whose deadlines pass between two, at most."""
 ENDED_AT_ONCE = 25
@@ -383,7 +383,12 @@ Depths = Mapping[tuple[str, Lane, str], JobDepth]
 
 
 class RedisClaims:
-    """Gives pieces to the worker of this replica, and takes its results."""
+    """Gives pieces to the worker of this replica, and takes its results.
+
+    One script per partition does all of it, about once a second: a worker's claim looks at what time has done as well, and only
+    where nobody claims does a tick look. A claim is an entry in a stream's list of pending ones: its worker keeps it young, and
+    whoever claims takes over those that have grown older than a lease.
+    """
 
     def __init__(
         self, partitions: JobPartitions, steps: RedisSteps, replica: str, lease_s: float, *, is_hasty: bool

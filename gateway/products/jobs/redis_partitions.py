@@ -1,8 +1,9 @@
-"""What a Redis really promises of what it was told, and how to wait until a write is as safe as the config asks for.
+"""The ground of jobs in a Redis: what it really promises of what it was given, and its partitions.
 
-A server that may evict keys is refused: it would lose jobs without a word. A write that is waited for makes a mark in its own
-step; over a connection of its own, which nobody else is held up by, the mark is taken away, and that is waited for there. So
-what is safe is that write, on the server that has its slot now: after a failover its mark is not there.
+First durability. A server that may evict keys is refused: it would lose jobs without a word. A write that is waited for makes a
+mark in its own step; over a connection of its own, which nobody else is held up by, the mark is taken away, and that is waited
+for there. So what is safe is that write, on the server that has its slot now: after a failover its mark is not there. Then the
+partitions, in which all scripts about jobs run.
 """
 
 from __future__ import annotations
@@ -241,18 +242,14 @@ def _no_reply(cause: object) -> OutcomeUnknown:
     return refusal
 
 
-# The partitions of the jobs in a Redis, how scripts run in them, and how their failures are told.
-#
-# All keys of a partition are in one slot, so that each step is one script: a single server has one partition, a cluster 16. All
-# that a tenant has is in one of them. The server's clock is the clock of the jobs. Invariant: what has no answer raises
-# JobsUnavailable; whether it was done is not known then.
+# --- the partitions of the jobs in a Redis, how scripts run in them, and how their failures are raised ---
 
 
 MOST_PARTITIONS: Final = 16
 PATIENCE_S: Final = 5.0
-"""Seconds for which is asked again whether something was done, before the caller is told that nobody knows."""
+"""Seconds for which it is asked again whether something was done; then the caller learns that nobody knows."""
 PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
-"""Between these questions; the last again and again."""
+"""Seconds between these questions; the last again and again."""
 _LUA = Path(__file__).parent / "lua"
 T = TypeVar("T")
 
@@ -265,7 +262,12 @@ def job_script(name: str, *libraries: str) -> Script:
 
 
 class JobPartitions:
-    """Runs scripts; `ready` is called when one of them made work ready."""
+    """Runs scripts; `ready` is called when one of them made work ready.
+
+    All keys of a partition are in one slot, so that each step is one script: a single server has one partition, a cluster 16.
+    All that a tenant has is in one of them. The server's clock is the clock of the jobs. Invariant: what has no answer raises
+    JobsUnavailable; whether it was done is not known then.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""What routes may ask of jobs: to take one, to show it, to wait for it, to stop it. The tenant is given by the edge."""
+"""Jobs as routes have them: taken, shown, waited for and stopped. The tenant is given by the edge.
+
+Calls that became jobs because there was no room come last.
+"""
 
 from __future__ import annotations
 
@@ -247,19 +250,20 @@ def _digest(tenant: str, use: str, key: str) -> bytes:
     return sha256(orjson.dumps([tenant, use, key])).digest()
 
 
-# Calls with an `Idempotency-Key` that became jobs because there was no room: sent again, they find the job.
-#
-# The ids of such jobs follow from the owner and the key, so a call finds its job wherever, and after whatever, it is sent
-# again. A job that came to nothing, or is older than keys are remembered, stands for its key no more: the next one takes its
-# place.
+# --- calls with an `Idempotency-Key` that became jobs because there was no room: sent again, they find the job ---
 
 
 MOST_JOBS = 10
-"""Of one key, one after the other; then the call is refused as if it could be no job."""
+"""The most jobs of one key, one after the other; then the call is refused as if it could be no job."""
 
 
 class DegradedCalls:
-    """Takes and finds the jobs of calls that were refused."""
+    """Takes and finds the jobs of calls that were refused.
+
+    The ids of such jobs follow from the owner and the key, so a call finds its job wherever, and after whatever, it is sent
+    again. A job that came to nothing, or is older than keys are remembered, stands for its key no more: the next one takes its
+    place.
+    """
 
     def __init__(self, jobs: JobService) -> None:
         self._jobs = jobs

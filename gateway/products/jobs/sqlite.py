@@ -1,5 +1,7 @@
-"""What is done to jobs in the file, in its thread: pieces that become ready and what follows from them, how jobs come in, and
-claims of pieces; and what time does to jobs: they become due, and their deadlines pass.
+"""The work of the jobs file's thread: pieces, jobs that come in, and claims.
+
+In this order: pieces that become ready and what follows from them; how jobs come in; claims of pieces, and what time does to
+jobs: they become due, and their deadlines pass.
 """
 
 from __future__ import annotations
@@ -38,15 +40,15 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.sqlite_rows import CLAIMED, LATER, OPEN, READY, STATES, WITHHELD, JobRow, Rest
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, written
 
-# The pieces of jobs in the file: when they are ready, and what follows when one of them is done.
-#
-# Used by the file's thread, in transactions. The same steps as in `gateway.products.jobs.transitions`, in SQL.
+# --- pieces: when they are ready, and what follows when one of them is done ---
 
 
 class SqlitePieces:
     """Moves pieces from state to state; `readied` counts those that became ready, `numbers` are turns and fences.
 
     `follow` is called with each job at its end, in the transaction of that end.
+
+    Used by the file's thread, in transactions. The same steps as in `gateway.products.jobs.transitions`, in SQL.
     """
 
     def __init__(self, follow: Callable[[sqlite3.Connection, Job, float], None]) -> None:
@@ -251,7 +253,7 @@ def rank_of(job: Job) -> int:
     return 2 * LANES.index(job.lane) + (not job.is_urgent)
 
 
-# How jobs come into the file: one of a kind under a dedupe key, in the place of another under a debounce key, or new.
+# --- jobs that come in: one of a kind under a dedupe key, in the place of another under a debounce key, or new ---
 
 
 _SCHEDULED = (
@@ -269,7 +271,7 @@ class Replaced(NamedTuple):
 
 
 Replacement = tuple[Replaced, int]
-"""With the revision of the job that has its place."""
+"""What was replaced, with the revision of the job that has its place."""
 
 
 class SqliteAcceptance:
@@ -401,6 +403,9 @@ LONGEST_QUIET_S = 30.0
 """So often at least it is looked what else is due, such as dedupe keys to be forgotten."""
 Oldest = Mapping[tuple[str, int, int], float]
 """When the oldest of the pieces was or is ready, by segment, lane and state."""
+
+
+# --- claims ---
 
 
 class Ticked(NamedTuple):

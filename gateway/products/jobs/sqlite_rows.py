@@ -1,7 +1,8 @@
-"""The tables of the jobs file.
+"""The tables of the jobs file, and the work on it.
 
-Small rows that are searched lie apart from bodies that are only fetched: a million payloads stay out of the way of a claim.
-What waits is found in partial indexes, each of which has the pieces of one state only.
+In this order: jobs as rows; reads and writes of the file's thread; lists; and a look into a file that nobody has open. Small
+rows that are searched lie apart from bodies that are only fetched: a million payloads stay out of the way of a claim. What
+waits is found in partial indexes, each of which has the pieces of one state only.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.transitions import PieceState, is_past_stopping
 
-# Jobs as rows: what is searched in columns, the rest as one JSON array.
+# --- jobs as rows: what is searched in columns, the rest as one JSON array ---
 
 
 _COLUMNS = "seq, id, tenant, kind, state, ended, parent, body"
 LINE_COLUMNS = "line, failed, text, input, cached, output, cost, reasoning"
 _TABLES = ("payloads", "answers", "pieces", "plans", "lines", "chunks", "dedupe", "debounce", "event_logs", "events")
-"""What belongs to a job, by the column `job`."""
+"""The tables of what belongs to a job, by the column `job`."""
 
 
 @dataclass(slots=True)
@@ -195,14 +196,15 @@ def _is_held(job: Job) -> bool:
     return job.is_paused or job.ends_as is not None
 
 
-# The jobs that the event loop hands to the file's thread, and how durable each has to be.
+# --- reads and writes that the event loop hands to the file's thread, and how durable each has to be ---
 
 
 Work = Callable[[sqlite3.Connection], Any]
 """Works on the file; it may run twice. It returns a `Rest` when it has more to do after other jobs have had their turn."""
 Effort = Literal["read", "cache", "durable", "told"]
 """`read` changes nothing; a `cache` write may be lost with the power; a `durable` one is on the disk when it is done, and is
-made up for later if it failed; a `told` one is as durable, but where it fails this is told, and nothing of it happens later."""
+made up for later if it failed; a `told` one is as durable, but where it fails the caller learns so, and nothing of it happens
+later."""
 
 
 @dataclass(slots=True, eq=False)
@@ -254,11 +256,11 @@ class Rest:
     work: Work
 
 
-# Lists of jobs in the file, and the jobs that are forgotten; long work in steps, between which others have their turn.
+# --- lists of jobs, and jobs that are forgotten; long work in steps, between which others have their turn ---
 
 
 ROWS_AT_ONCE = 500
-"""Rows that one step of a list looks at."""
+"""The rows that one step of a list looks at."""
 FORGOTTEN_AT_ONCE = 100
 _PAST = (
     "SELECT seq FROM jobs WHERE ended < ? AND dead = 0 AND (parent = '' OR NOT EXISTS "
@@ -328,7 +330,7 @@ def forget_ended(db: sqlite3.Connection, before: float, most: int, count: int = 
     return Rest(lambda db: forget_ended(db, before, most, count))
 
 
-# A look into a jobs file that nobody has open, such as one whose gateway was killed.
+# --- a look into a jobs file that nobody has open, such as one whose gateway was killed ---
 
 
 def lines_with_results(path: str) -> frozenset[int]:

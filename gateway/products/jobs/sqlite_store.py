@@ -255,11 +255,11 @@ class SqliteJobStore:
             self._file.note_quiet(quiet_until, self._changes)
 
 
-# Its dead letters; files, logs, responses and runs are beside their products.
+# --- its dead letters; files, logs, responses and runs are beside their products ---
 
 
 LETTERS_AT_ONCE = 100
-"""Letters that are removed in one step, after which others have their turn."""
+"""The letters that are removed in one step, after which others have their turn."""
 
 
 class SqliteDeadLetters:

@@ -1,7 +1,8 @@
 """The port of durable work: jobs and their pieces, implemented in `sqlite_store.py` and `redis.py`.
 
-Unlike the store of answers, whose failures cost a cache hit, it says the truth or raises JobsUnavailable: what is accepted is
-durable, and what is not durable is not accepted. Every method that writes about claimed work is fenced.
+In this order: the port of blobs; that of files; that of jobs; and the opening of the stores that the config names. Unlike the
+store of answers, whose failures cost a cache hit, it says the truth or raises JobsUnavailable: what is accepted is durable, and
+what is not durable is not accepted. Every method that writes about claimed work is fenced.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.store import EventLogs, KeptBounds, KeptResponses
 
-# The port of blobs: named bytes that outlive the process.
+# --- the port of blobs: named bytes that outlive the process ---
 
 
 class BlobWriter(Protocol):
@@ -99,7 +100,7 @@ class Blobs(Protocol):
         ...
 
 
-# The port of the files of the Files API: their rows, and the blobs that nobody needs any more.
+# --- the port of the files of the Files API: their rows, and the blobs that nobody needs any more ---
 
 
 class JobFiles(Protocol):
@@ -136,6 +137,9 @@ class JobFiles(Protocol):
     async def used(self, names: Sequence[str]) -> Collection[str]:
         """Returns those of the blobs that are a file's, are read by a job that has not ended, or are garbage as yet."""
         ...
+
+
+# --- the port of jobs ---
 
 
 class JobStore(Protocol):
@@ -326,7 +330,7 @@ class JobStore(Protocol):
         ...
 
 
-# Opens the store of jobs and the store of blobs that the config names.
+# --- the stores of jobs and of blobs that the config names, opened ---
 
 
 log = logging.getLogger("gateway.jobs")

@@ -257,7 +257,7 @@ def matches(job: Job, query: JobQuery) -> bool:
     )
 
 
-# A job with its pieces: when they are ready, and what follows when one is done.
+# --- a job with its pieces: when they are ready, and what follows when one is done ---
 
 
 @dataclass(slots=True)

@@ -178,7 +178,7 @@ class PipelinePlan:
         return list(dict.fromkeys([*models, *repairing]))
 
 
-# From the source to the plan, with all that is wrong.
+# --- from the source to the plan, with all that is wrong ---
 
 STEP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _NOT_IN_CALLS: Final = ("stream", "stream_options", "background", "previous_response_id")
@@ -453,7 +453,7 @@ def models_with_paths(source: Mapping[str, Any]) -> Iterator[tuple[Path, object]
             yield ("steps", name, "output", "on_invalid", "repair_with"), on_invalid["repair_with"]
 
 
-# What a pipeline is, as facts: its steps in order, whom they ask, how often, and what their failures mean.
+# --- a pipeline as facts: its steps in order, whom they ask, how often, and what their failures mean ---
 
 
 def explained(plan: PipelinePlan) -> dict[str, Any]:

@@ -90,11 +90,11 @@ class PipelineAnswers:
             return job, None
 
 
-# What a call is that is made for a step of a pipeline: a part of its run, whose answer may have to fit a schema.
+# --- a call for a step of a pipeline: a part of its run, whose answer may have to fit a schema ---
 
 
 MOST_RULES = 64
-"""That are remembered, compiled."""
+"""The compiled rules that are remembered."""
 
 
 class StepRules:

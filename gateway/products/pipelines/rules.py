@@ -1,4 +1,4 @@
-"""Runs of pipelines: what a run carries, the rules of its jobs, schemas, and the values that decisions are made of."""
+"""Runs of pipelines: what a run carries and notes, JSON Schemas, and the values that decisions are made of; in this order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.pipelines.compile import MOST_ITEMS, CallEndpoint, PipelinePlan, Step, compile_plan
 from gateway.products.pipelines.templates import MOST_WORK, NEEDS_EXTRA, Count, Hurry, Path, StepFilling, Work
 
-# What a run carries: its input and the source of the plan that it began with, and what it notes on its way.
-#
-# The source is in the run's payload, so that it goes on by it on any gateway, whatever the files say there.
+# --- a run: its input, the source of the plan that it began with, and its notes on its way ---
 
 
 PIPELINE: Final = "pipeline"
@@ -57,7 +55,10 @@ USD_PER_RUN: Final = "usd_per_run"
 
 
 class RunPayload(NamedTuple):
-    """The payload of a run."""
+    """The payload of a run.
+
+    The source is in the run's payload, so that it goes on by it on any gateway, whatever the files say there.
+    """
 
     name: str
     source: Mapping[str, Any]
@@ -127,13 +128,13 @@ def count_of(policy: PolicySnapshot, name: str) -> Count:
     return text_tokens
 
 
-# JSON Schemas of pipelines: whether one can be used, and whether a value fits it. They are those of answers.
+# --- JSON Schemas of pipelines: those of answers; whether one can be used, and whether a value fits it ---
 
 
 MOST_SCHEMA_BYTES: Final = MOST_BYTES
 _NAMING: Final = ("$id", "$ref", "$dynamicRef", "$recursiveRef")
 MOST_VISITS: Final = 500_000.0
-"""Of values by the schema: some tens of milliseconds."""
+"""The most visits of values by the schema: some tens of milliseconds."""
 
 
 def schema_problem(schema: object) -> str:
@@ -216,7 +217,7 @@ def with_defaults(schema: Mapping[str, Any] | None, value: Any) -> Any:
     return {**defaults, **value}
 
 
-# A run as it is decided upon: how its steps stand, what begins next, and why something has failed.
+# --- a run as it is decided upon: how its steps stand, what begins next, and why something has failed ---
 
 
 VALUE_MISSING: Final = "value_missing"

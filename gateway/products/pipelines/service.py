@@ -3,7 +3,8 @@
     look at the children -> decide -> park with new children, or finish
 
 All that it knows is in the store: a process that dies between any two steps leaves a run that the next one decides upon alike.
-Between its pieces a run is a row, without a task, a lease or a timer.
+Between its pieces a run is a row, without a task, a lease or a timer. In this order: the children that are made; the children
+that are read; and the life of runs.
 """
 
 from __future__ import annotations
@@ -92,21 +93,22 @@ from gateway.products.pipelines.rules import (
 )
 from gateway.products.pipelines.templates import Count, Hurry, TooLong
 
-# The children of a run: a job for each part of a step that begins, made of the requests that the plan has put together.
-#
-# A child's id follows from the run's, the step's and the part's, so that to begin it twice begins it once. The requests of a
-# step with items are a blob, one a line, that a batch reads.
+# --- the children of a run: a job for each part of a step that begins, made of the requests of the plan ---
 
 
 JSON_HEADERS = (("content-type", "application/json"),)
 FILES_LAST_S = 86_400.0
-"""The answers to items are kept so long behind the run's deadline."""
+"""Seconds for which the answers to items are kept behind the run's deadline."""
 PIECE_BYTES = 262_144
-"""Of a blob that are gathered before they are written."""
+"""The bytes of a blob that are gathered before they are written."""
 
 
 class RunChildren:
-    """Makes the children of runs."""
+    """Makes the children of runs.
+
+    A child's id follows from the run's, the step's and the part's, so that to begin it twice begins it once. The requests of a
+    step with items are a blob, one a line, that a batch reads.
+    """
 
     def __init__(
         self,
@@ -213,11 +215,11 @@ def _about(plan: PipelinePlan, start: StepStart) -> Mapping[str, Any]:
     return about
 
 
-# How the steps of a run stand, read from its children, and what their answers say.
+# --- the state of the steps, read from the children and what their answers say ---
 
 
 MOST_INLINE_BYTES = 1_000_000
-"""Of answers that are read in the event loop; more go to a thread."""
+"""The most bytes of answers that are read in the event loop; more go to a thread."""
 Children = Mapping[tuple[str, StepPart], Job | None]
 MOST_CHILDREN = MOST_STEPS * len(StepPart)
 
@@ -379,6 +381,9 @@ threads that compute, and the event loop would wait for all of them whenever it 
 ITEM_BYTES = 200
 """What an item of a list is taken for."""
 log = logging.getLogger("gateway.jobs")
+
+
+# --- the life of runs ---
 
 
 class PipelineRuns:

@@ -1,4 +1,7 @@
-"""Replays of dead letters: what an operator asks for, which letters are meant, and the jobs that run them again."""
+"""Replays of dead letters: what an operator asks for, which letters are meant, and the jobs that run them again.
+
+First a replay as data, and the jobs for one letter; then the factory, which fetches what was to be done from where it is.
+"""
 
 from __future__ import annotations
 
@@ -283,15 +286,18 @@ def _number(value: object, name: str, least: float, most: float) -> float:
     return float(value)
 
 
-# A dead letter on its way to be run again: what was to be done is fetched from where it is.
+# --- a letter on its way to be run again ---
 
 
 AT_ONCE = 100
-"""Letters of a page."""
+"""The letters of a page."""
 
 
 class ReplayFactory:
-    """Makes the jobs that run dead letters again."""
+    """Makes the jobs that run dead letters again.
+
+    What was to be done is fetched from where it is.
+    """
 
     def __init__(self, store: JobStore, blobs: Blobs, clock: Clock, rules: Callable[[], JobRules]) -> None:
         self._store = store

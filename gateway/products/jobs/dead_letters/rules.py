@@ -1,7 +1,8 @@
 """Dead letters as data: what is kept of work that failed for good, so that an operator can look at it and have it run again.
 
-A dead letter refers to a job, or to one line of a batch; what was to be done stays where it is. Letters that look the same
-are a group: of the same kind, class and model, with messages that differ in numbers and names only.
+In this order: letters and groups; the port; and what becomes of a letter. A dead letter refers to a job, or to one line of a
+batch; what was to be done stays where it is. Letters that look the same are a group: of the same kind, class and model, with
+messages that differ in numbers and names only.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ def unpack(data: bytes) -> DeadLetter:
     return DeadLetter(**fields)
 
 
-# The port of dead letters: what failed for reasons that are not its caller's.
+# --- the port of dead letters ---
 
 
 class DeadLetters(Protocol):
@@ -262,7 +263,7 @@ class DeadLetters(Protocol):
         ...
 
 
-# What becomes of a dead letter, whichever store keeps it: small steps from one letter to the next, without storage.
+# --- what becomes of a letter, whichever store keeps it: small steps from one letter to the next ---
 
 
 def with_failure(marks: Mapping[str, Any], error: JobError) -> Mapping[str, Any]:
@@ -272,7 +273,7 @@ def with_failure(marks: Mapping[str, Any], error: JobError) -> Mapping[str, Any]
 
 
 def is_dead_class(job: Job, error_class: str, brake_classes: Collection[str]) -> bool:
-    """Tells whether a job, or a line of it, that failed so for good becomes a dead letter.
+    """Returns whether a job, or a line of it, that failed so for good becomes a dead letter.
 
     An answer that breaks its schema is the run's to judge, where a run has asked for it.
     """

@@ -241,7 +241,7 @@ def _last(attempts: Iterable[AttemptResult]) -> list[dict[str, Any]]:
     ]
 
 
-# Serves `/admin/webhooks`: how the endpoints of webhooks are, and what operators do about them. Behind the admin key.
+# --- `/admin/webhooks`, behind the admin key ---
 
 
 ACTIONS: Final = ("redeliver", "disable", "enable", "test")
