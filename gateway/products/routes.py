@@ -85,7 +85,7 @@ class RelayedResponse(Response):
         await self._relay(scope, receive, send)
 
 
-# Where there are no jobs.
+# --- routes where there are no jobs ---
 
 ANY_METHOD = ("GET", "POST", "DELETE")
 
@@ -121,7 +121,7 @@ def absent_routes(policies: Policies) -> list[BaseRoute]:
     return routes
 
 
-# What requests say.
+# --- what requests say: who calls, and which page ---
 
 
 def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | None]:

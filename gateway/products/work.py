@@ -242,7 +242,7 @@ class JobWork:
             return None
 
 
-# All routes of durable work: those of jobs, and of files and batches where these are the gateway's own.
+# --- all routes: those of jobs, and of files and batches where these are the gateway's own ---
 
 
 def durable_routes(

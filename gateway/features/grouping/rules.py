@@ -119,13 +119,13 @@ def _usages(usage: Usage | None, weights: Sequence[int]) -> list[Usage | None]:
     ]
 
 
-# How many inputs may go to a provider in one request, and how long the first of them waits for others.
+# --- how many inputs may go to a provider in one request, and how long the first of them waits for others ---
 
 
 MOST_TOKENS: Final = 300_000
-"""Of one request for embeddings, all inputs together (OpenAI's API reference, `input`)."""
+"""The most tokens of one request for embeddings, all inputs together (OpenAI's API reference, `input`)."""
 TOKENS_PART: Final = 0.9
-"""Tokens are estimated: so much of a bound is used."""
+"""The part of a bound that is used: tokens are estimated."""
 LINES_WINDOW_S: Final = 0.005
 """The wait of lines of a batch for others, which come by themselves at the same moment."""
 

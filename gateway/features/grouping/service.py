@@ -2,12 +2,10 @@
 
     its key lets it in -> join a group -> (the window, or the group is full) -> one call, all its attempts -> each its part
 
-A group stands behind what is each call's own (idempotency, caches, its key's limits and budget, its account), and before
-admission: what is admitted, held, tried again and given up is the group, as one request with the sum of its tokens. So a limit
-of requests is asked once, which is what groups are for, and a limit of tokens counts what it would count anyway. Only calls of
-one key and lane go together, and only if nothing but their inputs differs. Where a group is refused for what is in it, each
-call is sent alone, and hears of its own fault only. Invariants: each member gets an answer or an error once; the shares of a
-usage add up to it; what a group has taken from a limit is given back when it has ended, whoever still waits for it.
+First one group, then all groups. A group stands behind what is each call's own (idempotency, caches, its key's limits and
+budget, its account), and before admission: what is admitted, held, tried again and given up is the group, as one request with
+the sum of its tokens. So a limit of requests is asked once, which is what groups are for, and a limit of tokens counts what it
+would count anyway.
 """
 
 from __future__ import annotations
@@ -43,10 +41,7 @@ from gateway.features.grouping.rules import (
     split_answer,
 )
 
-# One group: calls that wait for others like them, and become one call.
-#
-# Whose turn it is, and what its answer means, is not known here. Invariants: a call is in one group at most; a caller that
-# leaves takes only its own input with it, as long as the group has not been sent.
+# --- one group: calls that wait for others like them, and become one call ---
 
 
 PER_CALL = frozenset(
@@ -69,7 +64,11 @@ class Member:
 
 
 class Group:
-    """Calls that go together."""
+    """Calls that go together.
+
+    Invariants: a call is in one group at most; a caller that leaves takes only its own input with it, as long as the group has
+    not been sent.
+    """
 
     __slots__ = ("call", "items", "members", "task", "timer", "tokens")
 
@@ -148,7 +147,13 @@ log = logging.getLogger("gateway")
 
 
 class Groups:
-    """All groups of the process."""
+    """All groups of the process.
+
+    Only calls of one key and lane go together, and only if nothing but their inputs differs. Where a group is refused for what
+    is in it, each call is sent alone, and has the answer to its own fault only. Invariants: each member gets an answer or an
+    error once; the shares of a usage add up to it; what a group has taken from a limit is given back when it has ended, whoever
+    still waits for it.
+    """
 
     __slots__ = ("_admission", "_attempts", "_clock", "_meter", "_open", "_running")
 

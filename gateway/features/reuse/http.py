@@ -1,7 +1,7 @@
-"""Serves `/admin/cache` and `/admin/stats`: what operators ask of the layers of reuse, and do to them.
+"""Serves `/admin/cache` and `/admin/stats`: first the layers of reuse as plain data, then what operators do to them.
 
-Behind the admin key, and none of it on the hot path. It must not know how answers are kept: that is behind `CacheAdmin`.
-Invariant: nothing is forgotten that was not named, and everything only when that is said in so many words.
+Behind the admin key, and none of it on the hot path. How answers are kept is behind `CacheAdmin`. Invariant: nothing is
+forgotten that was not named, and everything only when that is said in so many words.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from gateway.core.types import Endpoint, StoreBounds
 from gateway.features.reuse.inspect import MOST_REMEMBERED, PROVIDER, Recollection, Savings, SavingsRow
 from gateway.routes import ENDPOINTS, json_response
 
-# Shows operators the layers of reuse as plain data: sizes, savings and the story of one call.
-#
-# Read-only, and none of it on the hot path. Invariant: an unknown price is counted as one, never as nothing.
+# --- the layers of reuse as plain data: sizes, savings and the story of one call ---
 
 
 Rows = Mapping[tuple[str, str, str], SavingsRow]
@@ -48,7 +46,10 @@ def show_cache(stats: Mapping[str, Mapping[str, int]], bounds: StoreBounds, rows
 
 
 def show_savings(rows: Rows) -> dict[str, Any]:
-    """Shows what was saved since the start: in all, by layer, by model and by key."""
+    """Shows what was saved since the start: in all, by layer, by model and by key.
+
+    Invariant: an unknown price is counted as one, never as nothing.
+    """
     return {
         "total": _of_calls(rows),
         "layers": {layer: _of_layer(layer, part) for layer, part in sorted(_grouped(rows, 0).items(), key=_rank)},

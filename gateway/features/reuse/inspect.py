@@ -1,6 +1,7 @@
-"""The operators' view of the caches: purging answers, and explaining how a request would be answered.
+"""The operators' view of the caches: purging answers, and explaining how a request would be answered; then the savings.
 
-Off the hot path. It asks the same layers by the same keys as a call would, and changes nothing but what it is told to.
+Off the hot path. The view asks the same layers by the same keys as a call would, and changes nothing but what it is ordered
+to.
 """
 
 from __future__ import annotations
@@ -170,11 +171,7 @@ def _why_not(call: Call) -> str:
     return f"the set {caching.name!r} of cache.yaml has coalesce: {caching.coalesce}, exact.requests: {caching.exact.requests}"
 
 
-# The savings of reuse: running totals since the start, and the results of the last calls that could have been reused.
-#
-# It counts what the layers have said of a call and decides nothing; it must not know where answers are kept. Memory is
-# bounded: totals by the names of the config, recollections by `MOST_REMEMBERED`, and no answer is among them. Invariant: every
-# call that was answered is counted once, at the layer that did it or at `PROVIDER`.
+# --- the savings of reuse: totals since the start, and the results of the last calls that could have been reused ---
 
 
 PROVIDER = "provider"
@@ -227,7 +224,12 @@ class Recollection:
 
 
 class Savings:
-    """Counts and remembers results. Every method is for the loop's thread."""
+    """Counts and remembers results. Every method is for the loop's thread.
+
+    It counts what the layers have said of a call and decides nothing. Memory is bounded: totals by the names of the config,
+    recollections by `MOST_REMEMBERED`, and no answer is among them. Invariant: every call that was answered is counted once, at
+    the layer that did it or at `PROVIDER`.
+    """
 
     __slots__ = ("_last", "_rows")
 

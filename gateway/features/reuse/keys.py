@@ -1,8 +1,9 @@
-"""The keys under which a call's answer is stored and shared: full SHA-256 digests over length-prefixed parts.
+"""What a request may be answered with, and the keys under which a call's answer is stored and shared.
 
-A key holds all that decides about an answer: who asks (tenant, and the caller's own credential where that is passed on), the
-endpoint, the model, the version of the policy, the headers that change meanings, and the body in canonical form. Invariant:
-requests of two owners never have a key in common, whatever they contain.
+First the `Cache-Control` of requests and answers. Then the keys: full SHA-256 digests over length-prefixed parts. A key holds
+all that decides about an answer: who asks (tenant, and the caller's own credential where that is passed on), the endpoint, the
+model, the version of the policy, the headers that change meanings, and the body in canonical form. Invariant: requests of two
+owners never have a key in common, whatever they contain.
 """
 
 from __future__ import annotations
@@ -22,11 +23,7 @@ from gateway.core.openai.json_edit import outside_strings
 from gateway.core.snapshot import Request
 from gateway.features.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
 
-# The `Cache-Control` of requests and answers: what a request may be answered with, and for how long an answer is fresh.
-#
-# It must not know which answers are stored, nor where. Invariants: an unreadable directive is taken as strictly as it could
-# be meant, an unknown one is ignored; `no-store` forbids storing the answer, not giving a stored one. Sources: RFC 9111,
-# 5.2.1 (requests), 4.2 and 5.2.2 (answers).
+# --- the `Cache-Control` of requests and answers: what may be given, and for how long an answer is fresh ---
 
 
 _MOST_S = 2_147_483_648.0
@@ -36,7 +33,11 @@ _MOST_DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """The cache directives of a request. Ages are seconds; None: no bound."""
+    """The cache directives of a request. Ages are seconds; None: no bound.
+
+    Invariants: an unreadable directive is taken as strictly as it could be meant, an unknown one is ignored; `no-store` forbids
+    storing the answer, not giving a stored one. Sources: RFC 9111, 5.2.1 (requests), 4.2 and 5.2.2 (answers).
+    """
 
     no_store: bool = False
     """The answer must not be stored."""

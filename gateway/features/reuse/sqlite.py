@@ -1,9 +1,4 @@
-"""Idempotency records: claims are in memory, answers in the file.
-
-A claim needs no write: no other process has the file, so a process that died took its claims with it. Invariants: a record
-has one holder at a time, whatever the disk does; an answer is replayed only after the disk has it; an answer that a failing
-disk did not take stays in memory until it does.
-"""
+"""Answers and idempotency records in the file: first the exact cache, then the records."""
 
 from __future__ import annotations
 
@@ -19,10 +14,7 @@ from gateway.drivers.sqlite import OWED_BYTES, FileThread, taken
 from gateway.features.reuse.memory import EarlyEvictions, MemoryAnswers, about, moved, restored
 from gateway.products.jobs.sqlite_rows import Rest
 
-# The exact cache: hot answers in memory, all answers in the file.
-#
-# Invariants: a hit in memory neither asks the file nor writes to it; a call never waits for a write; answers go in the order of
-# their last use, with one approximation: an answer that is far from eviction is not marked as used again.
+# --- the exact cache: hot answers in memory, all answers in the file ---
 
 
 Use = tuple[int, bytes, str]
@@ -37,7 +29,11 @@ UNMARKED_PART = 8
 
 
 class SqliteAnswers:
-    """Implements `gateway.core.ports.Answers`; `front` is its part in memory."""
+    """Implements `gateway.core.ports.Answers`; `front` is its part in memory.
+
+    Invariants: a hit in memory neither asks the file nor writes to it; a call never waits for a write; answers go in the order
+    of their last use, with one approximation: an answer that is far from eviction is not marked as used again.
+    """
 
     def __init__(
         self,
@@ -191,6 +187,8 @@ def forget(
     return count if gone < ROWS_AT_ONCE else Rest(lambda db: forget(db, table, where, values, last, count))
 
 
+# --- the records: claims in memory, answers in the file ---
+
 T = TypeVar("T")
 
 Found = tuple[bytes, Kept]
@@ -226,7 +224,12 @@ class _RecordRow(NamedTuple):
 
 
 class SqliteRecords:
-    """Implements `gateway.core.ports.Records`."""
+    """Implements `gateway.core.ports.Records`.
+
+    Claims are in memory, answers in the file. A claim needs no write: no other process has the file, so a process that died
+    took its claims with it. Invariants: a record has one holder at a time, whatever the disk does; an answer is replayed only
+    after the disk has it; an answer that a failing disk did not take stays in memory until it does.
+    """
 
     def __init__(
         self, thread: FileThread, early: EarlyEvictions, wall: Callable[[], float], fences: Iterable[int], bound: int

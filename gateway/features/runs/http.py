@@ -137,7 +137,7 @@ def _refuse(field: str, what: str) -> None:
     raise InvalidRequest(f"The field '{field}' {what}.", param=field, code="invalid_value")
 
 
-# Serves `/admin/workflows` and `/admin/runs`: what runs come to, and where one has gone wrong. Behind the admin key.
+# --- `/admin/workflows` and `/admin/runs`: what runs come to, and where one has gone wrong; behind the admin key ---
 
 
 DEFAULT_LISTED_WORKFLOWS, MAX_LISTED_WORKFLOWS = 50, 1000
@@ -212,7 +212,7 @@ def _only(found: Sequence[RunRecord], run: str) -> RunRecord:
     return found[0]
 
 
-# Runs as they are shown: to callers, to operators, and many of them as one line.
+# --- runs as they are shown: to callers, to operators, and many of them as one line ---
 
 
 def show_run(record: RunRecord, outcome: RunOutcome, *, with_tasks: bool = True) -> dict[str, Any]:

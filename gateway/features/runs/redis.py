@@ -1,4 +1,7 @@
-"""The runs in the Redis, each beside the jobs of its tenant; steps are kept as safely as jobs are accepted."""
+"""The runs in the Redis: first those with steps, each beside the jobs of its tenant, then those that replicas share.
+
+Steps are kept as safely as jobs are accepted.
+"""
 
 from __future__ import annotations
 
@@ -200,11 +203,7 @@ def _stored(row: Sequence[bytes]) -> StoredRun:
     return StoredRun(decode_run(record), float(created), float(touched), int(size), int(steps))
 
 
-# Runs in the Redis that replicas share: one value a run, changed by compare-and-set, so that all replicas agree.
-#
-# A tenant's runs are in one slot, with a list of them by time. Each value says which change of each replica it has last taken:
-# a replica that did not hear whether its change was taken finds out, and adds it once. Invariants: a change is added once; no
-# step takes longer for more runs.
+# --- runs that replicas share: one value a run, changed by compare-and-set, so that all replicas agree ---
 
 
 SWAP = load_script("runs_swap")
@@ -212,7 +211,7 @@ KEEP_S = 7 * 86_400
 MOST_PER_TENANT = 20_000
 MOST_TENANTS = 1_000
 MOST_REPLICAS = 32
-"""Of which a run remembers the last change; of more, the first ones are forgotten."""
+"""The replicas of which a run remembers the last change; of more, the first ones are forgotten."""
 TRIES = 20
 RUNS_AT_ONCE = 500
 _TENANT_AGAIN_S = 60.0
@@ -221,7 +220,12 @@ Marks = dict[str, int]
 
 
 class SharedRunRecords:
-    """Implements `gateway.core.ports.KeptRuns`."""
+    """Implements `gateway.core.ports.KeptRuns`.
+
+    A tenant's runs are in one slot, with a list of them by time. Each value says which change of each replica it has last
+    taken: a replica that did not learn whether its change was taken finds out, and adds it once. Invariants: a change is added
+    once; no step takes longer for more runs.
+    """
 
     def __init__(self, link: Link, replica: str) -> None:
         """`replica` is an id of this process, which no other has or had."""

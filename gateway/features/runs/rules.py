@@ -1,8 +1,10 @@
-"""A run as data: what its calls, replayed steps and told outcomes add up to, whoever has counted them, in whatever order.
+"""Runs as data: what their calls add up to, how they are kept, the rules of workflows, and what has become of a run.
 
-Everything is a sum, an earliest or latest time, or the last word said on something; so changes may be added in any order and
-in any grouping, and replicas that each know a part agree when they put their parts together. Money is counted in whole
-trillionths of a dollar, times in whole milliseconds: what is added up does not depend on the order either.
+In this order: refusals; a run's sums; runs as JSON; workflows; outcomes. A run is what its calls, replayed steps and outcomes
+add up to, whoever has counted them, in whatever order. Everything is a sum, an earliest or latest time, or the last word on
+something; so changes may be added in any order and in any grouping, and replicas that each know a part agree when they put
+their parts together. Money is counted in whole trillionths of a dollar, times in whole milliseconds: what is added up does not
+depend on the order either.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import orjson
 
 from gateway.core.errors import AdmissionDenied, GatewayError
 
-# What is said of runs that cannot be read, and to calls of runs that have had enough.
+# --- refusals: runs that cannot be read, and calls of runs that have had enough ---
 
 
 class RunsUnavailable(GatewayError):
@@ -295,11 +297,14 @@ def bounded(sums: dict[str, TaskSum]) -> dict[str, TaskSum]:
     return {**{name: sums[name] for name in kept}, MORE_TASKS: sum(more, TaskSum())}
 
 
-# Runs as JSON, to be kept: lists instead of objects, and times relative to the run's first, so that one of 20 tasks fits in
-# 1.5 kB.
+# --- runs as JSON, to be kept ---
 
 
 def encode_run(record: RunRecord) -> bytes:
+    """Returns a run as JSON.
+
+    Lists instead of objects, and times relative to the run's first, so that one of 20 tasks fits in 1.5 kB.
+    """
     return orjson.dumps([record.tenant, record.run, record.counted, record.used, _change(record.so_far)])
 
 
@@ -370,11 +375,11 @@ def _read_write(fields: list[Any] | None, first_ms: int) -> LastWrite[Any] | Non
     return None if fields is None else LastWrite(first_ms + fields[0], fields[1])
 
 
-# Workflows and their runs as data: the rules of a workflow, what becomes of a run, and which part of one a call is.
+# --- workflows and their runs: the rules of a workflow, the outcomes of a run, and the part that a call is ---
 
 
 OTHER = "other"
-"""In place of a name that is not declared."""
+"""The name in place of one that is not declared."""
 IDLE_S = 300.0
 
 
@@ -473,11 +478,11 @@ class RunPart:
     """The step of its run that it is; None: it is none."""
 
 
-# What has become of a run: as somebody told, else as its calls show by the rules of its workflow.
+# --- outcomes: as a caller has given one, else as a run's calls show by the rules of its workflow ---
 
 
 CALLER_OUTCOMES = (RunOutcome.SUCCEEDED, RunOutcome.FAILED)
-"""What callers may tell."""
+"""The outcomes that callers may give."""
 
 
 def outcome_of(record: RunRecord, rules: WorkflowRules | None, now: float) -> RunOutcome:

@@ -30,9 +30,7 @@ from gateway.features.runs.rules import (
     merged,
 )
 
-# Which part of which run a call is, as it says by itself: in headers, in `baggage`, or in its body's `metadata`.
-#
-# Sources: W3C Baggage (members `name=value;properties`, values percent-encoded).
+# --- the part of a run that a request names: in headers, in `baggage`, or in its body's `metadata` ---
 
 
 WORKFLOW, RUN, TASK = b"x-gateway-workflow", b"x-gateway-run", b"x-gateway-task"
@@ -48,7 +46,7 @@ _INDEX = re.compile(r"(.+)\[\d+\]")
 
 
 def is_id(text: object) -> bool:
-    """Tells whether it can name a workflow, a run, a task or a step."""
+    """Returns whether it can name a workflow, a run, a task or a step."""
     return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
@@ -163,6 +161,8 @@ class RunParts:
     """The parts that calls say they are, under one policy: names that come again are not read again.
 
     Invariant: what is remembered was read from the same header values, and is bounded: at most `MOST_NAMES` of each.
+
+    Source: W3C Baggage (members `name=value;properties`, values percent-encoded).
     """
 
     __slots__ = ("_names", "_runs", "workflows")
@@ -374,7 +374,7 @@ def is_wanted(record: RunRecord, query: RunQuery) -> bool:
     return query.matches is None or query.matches(record)
 
 
-# The port of runs: the steps that were paid for, with their answers, and what runs add up to.
+# --- the port of runs: the steps that were paid for, with their answers, and what runs add up to ---
 
 
 class Runs(Protocol):
@@ -425,7 +425,7 @@ class Runs(Protocol):
         ...
 
 
-# How requests about steps of runs are refused, in OpenAI's shape.
+# --- refusals of requests about steps of runs, in OpenAI's shape ---
 
 
 class StepChanged(CallerFault):
@@ -452,7 +452,7 @@ class StepRunning(CallerFault):
     code = "step_in_progress"
 
 
-# What a call says of the step that it is: read from its headers, and under which ids the step is known.
+# --- the step that a request asks for: read from its headers, and under which ids it is known ---
 
 
 ON_CHANGE = b"x-gateway-step-on-change"

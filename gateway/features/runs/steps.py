@@ -289,16 +289,13 @@ def _running(ask: StepRequest) -> StepRunning:
     )
 
 
-# Steps in the store of jobs, as a call sees them: nothing is paid for that could not be kept.
-#
-# It must not know how twins share a step. Invariant: an answer that was paid for is held here until it is kept, as long as the
-# process lives and there is room.
+# --- steps in the store of jobs, as a call sees them: nothing is paid for that could not be kept ---
 
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Of an answer that can be a step's."""
+"""The longest answer that can be a step's."""
 HELD_BYTES = 128 * 1024 * 1024
-"""Of all answers that are held because the store does not take them."""
+"""The most bytes of all answers that are held because the store does not take them."""
 PATIENCE_S = 10.0
 """The seconds for which keeping an answer is tried while its client waits."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
@@ -317,7 +314,10 @@ class HeldStep:
 
 
 class StepStore:
-    """Finds and keeps steps. One per process."""
+    """Finds and keeps steps. One per process.
+
+    Invariant: an answer that was paid for is held here until it is kept, as long as the process lives and there is room.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -15,7 +15,7 @@ from gateway.features.runs.step import (
     StoredStep,
 )
 
-# The room that the runs of each tenant have, and the count of those that went before their time for want of it.
+# --- the room that the runs of each tenant have, and the count of those that went early for want of it ---
 
 
 log = logging.getLogger("gateway.runs")
@@ -29,7 +29,7 @@ class RunQuota:
     def __init__(self, most_bytes: int) -> None:
         self.bytes = most_bytes
         self.early = 0
-        """So many runs, and steps of runs that stay, were removed early since the start."""
+        """The number of runs, and steps of runs that stay, that were removed early since the start."""
         self._has_warned = False
 
     def check(self, step: StoredStep) -> None:
@@ -53,7 +53,7 @@ class RunQuota:
             )
 
 
-# Steps as JSON, without the bodies of their answers.
+# --- steps as JSON, without the bodies of their answers ---
 
 
 def encode_step(about: StepAbout) -> bytes:

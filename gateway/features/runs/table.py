@@ -1,4 +1,4 @@
-"""The runs of this process: fed where calls settle, put together about once a second, bounded, in memory.
+"""The runs of this process: fed where calls settle, put together about once a second, bounded, in memory; and their budget.
 
     enter (a call begins) -> settled (it has ended) -> tick: put together, count what has ended, pack what is over
 
@@ -421,16 +421,19 @@ def summed(one: RunRecord | None, other: RunRecord | None) -> RunRecord | None:
     return one or other if one is None or other is None else merged(one, other.so_far)
 
 
-# The budget of runs: a run that has cost, or called, as much as its workflow allows makes no further calls.
-#
-# admit (reserve what the call may cost) -> … -> settled (what it has cost)
+# --- the budget of runs ---
 
 COME_BACK_S = 2.0
 """The seconds after which a run's calls in flight may have left some of its money."""
 
 
 class RunBudget:
-    """Lets calls into their runs."""
+    """Lets calls into their runs.
+
+    A run that has cost, or called, as much as its workflow allows makes no further calls.
+
+        admit (reserve what the call may cost) -> … -> settled (what it has cost)
+    """
 
     __slots__ = ("_costs", "table")
 

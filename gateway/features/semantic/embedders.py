@@ -1,8 +1,8 @@
 """Embeddings from a model of the config, each a call of its own through the gateway's pipeline; and the opening of the cache.
 
-So its limits, breakers, money and metrics apply, on the account of the caller for whom it is made. It must not know what the
-embeddings are for. Invariants: the caller's credential goes to no provider that the caller's own call could not have
-shown it to; a call that is made here shares nothing and nothing is kept of it.
+So its limits, breakers, money and metrics apply, on the account of the caller for whom it is made. Invariants: the caller's
+credential goes to no provider that the caller's own call could not have shown it to; a call that is made here shares nothing
+and nothing is kept of it.
 """
 
 from __future__ import annotations
@@ -183,9 +183,7 @@ def _shown_to(call: Call, model: Model) -> set[str]:
     }
 
 
-# Opens the semantic cache when the first model of the config asks for it, with the extras that it needs.
-#
-# A process whose models do not ask for it loads none of them.
+# --- the semantic cache, opened when the first model of the config asks for it, with the extras that it needs ---
 
 log = logging.getLogger("gateway")
 
@@ -196,6 +194,8 @@ def open_semantic(
     """Opens the models from disk that the policy needs, and returns the cache; None where no model has asked for it yet.
 
     `opened` is the cache that calls use already, which stays. This may take long, and may run in any thread.
+
+    A process whose models do not ask for it loads none of them.
     """
     models = (*policy.models.values(), *(model for _, model in policy.patterns))
     rules = [model.caching.semantic for model in models if model.caching.semantic is not None]

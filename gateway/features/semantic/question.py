@@ -1,8 +1,9 @@
-"""Splits a request into the last user message, compared by meaning, and everything else, which must match exactly.
+"""The question of a request, and the ports of the semantic cache: vectors for texts, and the nearest of the stored ones.
 
-Chats and Responses that end in a user's plain text have such a question; those that end in a picture, a sound, a tool's result
-or an assistant's message have none, nor have requests for several choices. It must not know embeddings or keys. Invariant:
-two requests with equal text and equal rest are the same request, but for the fields that are left out.
+First the ports. Then a request is split into the last user message, compared by meaning, and everything else, which must match
+exactly. Chats and Responses that end in a user's plain text have such a question; those that end in a picture, a sound, a
+tool's result or an assistant's message have none, nor have requests for several choices. Invariant: two requests with equal
+text and equal rest are the same request, but for the fields that are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gateway.core.call import Call
 from gateway.core.ports import VectorRow
 from gateway.features.reuse.rules import NOT_OF_THE_QUESTION, SemanticRule
 
-# The ports of the semantic cache: vectors for texts, and the nearest of the stored ones.
+# --- the ports of the semantic cache ---
 
 
 class EmbeddingFailed(Exception):

@@ -1,8 +1,9 @@
 """The first and the last piece of a batch: its input is checked; its chunks are put together into its files.
 
-A batch that stopped early has a line in the error file for each request without a result. The files have ids that follow from
-the batch's, and blobs that follow from theirs: done again after a crash, the same files come out. Invariant: every line of the
-input is in one of the two files, once; the counts are those of the files.
+In this order: the check; files before they are there; the last piece; and the blobs of one chunk. A batch that stopped early
+has a line in the error file for each request without a result. The files have ids that follow from the batch's, and blobs that
+follow from theirs: done again after a crash, the same files come out. Invariant: every line of the input is in one of the two
+files, once; the counts are those of the files.
 """
 
 from __future__ import annotations
@@ -51,16 +52,13 @@ from gateway.products.jobs.rules import BatchRules, JobRules
 from gateway.products.jobs.store import Blobs, BlobWriter, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, CrashSuspects, RunningWork, committed, until_done
 
-# The first piece of a batch: one pass over its input file, which ends with an index of its lines, or with what is wrong.
-#
-# Between slices of a few milliseconds everybody else is served. The same file checked again, after a crash, gives the same
-# index under the same name.
+# --- the first piece: one pass over the input file, which ends with an index of its lines, or with what is wrong ---
 
 
 SLICE_S = 0.004
-"""So long the loop is kept at a time."""
+"""Seconds for which the loop is kept at a time."""
 INDEX_BYTES = 65_536
-"""Of the index that are gathered before they are written."""
+"""The bytes of the index that are gathered before they are written."""
 
 CRASHED = "The gateway died again and again while it checked this file; send another one, in smaller parts."
 
@@ -78,7 +76,11 @@ class _BadInput(Exception):
 
 
 class BatchChecks:
-    """Checks the input of batches."""
+    """Checks the input of batches.
+
+    Between slices of a few milliseconds everybody else is served. The same file checked again, after a crash, gives the same
+    index under the same name.
+    """
 
     def __init__(
         self,
@@ -191,7 +193,7 @@ class BatchChecks:
         await writer.write(check.take_index())
 
 
-# The files of a batch before they are there: its complete chunks, in the order of the input, while it runs.
+# --- the files of a batch before they are there: its complete chunks, in the order of the input, while it runs ---
 
 
 class PartialFile(NamedTuple):
@@ -238,6 +240,9 @@ class PartialFiles:
                 return
 
 
+# --- the last piece: the chunks are put together into the files of the batch ---
+
+
 def filename_of(job: Job, role: Role) -> str:
     return f"{job.id}_{'output' if role == 'output' else 'error'}.jsonl"
 
@@ -245,7 +250,7 @@ def filename_of(job: Job, role: Role) -> str:
 INTERNAL = ""
 """The tenant of files that are a run's own."""
 LINES_AT_ONCE = 64
-"""Lines without a result that are written before others are served."""
+"""The lines without a result that are written before others are served."""
 log = logging.getLogger("gateway.jobs")
 
 
@@ -414,7 +419,7 @@ def _tally(job: Job, files: _Files) -> Tally:
     return tally
 
 
-# A finished chunk on its way to where it stays: its results as two blobs, in the order of the input.
+# --- a finished chunk on its way to where it stays: its results as two blobs, in the order of the input ---
 
 
 async def write_chunk(store: JobStore, blobs: Blobs, work: ClaimedWork, clock: Clock) -> ChunkResult:

@@ -1,8 +1,10 @@
-"""Lists of files and batches where a provider has some, too: ours first, then the provider's, in pages over the seam.
+"""Batches in HTTP, and lists of files and batches where a provider has some, too.
 
-A cursor says itself on which side it is: behind an id of ours come the rest of ours and then theirs from their beginning;
-behind an id of the provider's the whole page is the provider's, and its route answers. Which of the provider's objects a tenant
-sees is decided where they are asked for, as for every other call to it. A provider that fails takes ours from nobody.
+In this order: merged lists; batches as their pollers see them; and the routes. In a list ours come first, then the provider's,
+in pages over the seam. A cursor says itself on which side it is: behind an id of ours come the rest of ours and then theirs
+from their beginning; behind an id of the provider's the whole page is the provider's, and its route answers. Which of the
+provider's objects a tenant sees is decided where they are asked for, as for every other call to it. A provider that fails
+takes ours from nobody.
 """
 
 from __future__ import annotations
@@ -138,13 +140,13 @@ class MergedLists:
         )
 
 
-# Batches as their pollers see them: what is shown is put together once for each look at the store, however many poll.
+# --- batches as their pollers see them ---
 
 
 POLL_AFTER_MS = 5000
-"""Told to those who poll a batch that is not at its end."""
+"""Milliseconds until those who poll a batch that is not at its end are to come again."""
 MOST_KEPT = 500
-"""Batches that are remembered: the problems of one may take 30 KB."""
+"""The batches that are remembered: the problems of one may take 30 KB."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -158,7 +160,10 @@ class _Shown(NamedTuple):
 
 
 class ShownBatches:
-    """Makes responses of batches."""
+    """Makes responses of batches.
+
+    What is shown is put together once for each look at the store, however many poll.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, _Shown] = {}
@@ -192,9 +197,7 @@ def _headers_of(job: Job, files: Headers) -> Headers:
     return headers
 
 
-# `/v1/batches`: made, shown, listed and cancelled as at OpenAI, whoever serves their lines.
-#
-# It must not know how batches run; `BatchService` takes them.
+# --- `/v1/batches`: made, shown, listed and cancelled as at OpenAI, whoever serves their lines ---
 
 
 EXAMPLE = '{"input_file_id": "file-…", "endpoint": "/v1/chat/completions", "completion_window": "24h"}'

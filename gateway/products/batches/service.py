@@ -1,7 +1,7 @@
-"""What routes may do with files and batches. The tenant is given by the edge.
+"""What routes may do with batches and files. The tenant is given by the edge.
 
-Invariants: a file that is shown is whole and durable; an upload that comes to nothing leaves nothing; of an upload no more is
-held in memory than its caller hands over at a time. A file that is another tenant's is none.
+First batches, then files. Invariants: a file that is shown is whole and durable; an upload that comes to nothing leaves
+nothing; of an upload no more is held in memory than its caller hands over at a time. A file that is another tenant's is none.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from gateway.products.jobs.store import Blobs, BlobWriter, JobStore
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL
 
-# What routes may do with batches: make, show, list and cancel them. The tenant is given by the edge.
+# --- batches: made, shown, listed and cancelled ---
 
 
 NO_SUCH_BATCH = "There is no such batch; GET /v1/batches lists yours."
@@ -186,10 +186,14 @@ def _batch(job: Job | None) -> Job:
     return job
 
 
-# Files as the Files API shows them: https://platform.openai.com/docs/api-reference/files/object.
+# --- files: as the Files API shows them, listed, uploaded and removed ---
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
+    """Returns a file as the Files API shows it.
+
+    Source: https://platform.openai.com/docs/api-reference/files/object.
+    """
     return {
         "id": file.id,
         "object": "file",

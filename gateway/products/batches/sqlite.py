@@ -111,7 +111,7 @@ def _discard(db: sqlite3.Connection, blob: str) -> None:
         db.execute("INSERT OR IGNORE INTO garbage VALUES (?)", (blob,))
 
 
-# The files of the jobs file, asked from the event loop.
+# --- the port, asked from the event loop ---
 
 
 class SqliteJobFiles:

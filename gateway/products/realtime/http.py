@@ -2,8 +2,9 @@
 
     who calls -> which model -> a session at a target -> 101, and frames from then on
 
-Everything is refused before the upgrade, in OpenAI's shape. The task that serves the request ends with the 101: an open session
-is callbacks alone. No exception leaves this file.
+In this order: subprotocols; what the doors of WebSockets have in common; the targets of sessions; and the endpoint. Everything
+is refused before the upgrade, in OpenAI's shape. The task that serves the request ends with the 101: an open session is
+callbacks alone. No exception leaves this file.
 """
 
 from __future__ import annotations
@@ -40,10 +41,7 @@ from gateway.products.realtime.service import RealtimeSession, RealtimeSessions
 if TYPE_CHECKING:
     from gateway.core.websocket import SocketEnd
 
-# What a handshake's subprotocols say: browsers cannot set headers, so OpenAI's clients put the key there.
-#
-# A credential is taken out here, and goes nowhere else: not to a provider as a subprotocol, not into the answer, not
-# into a log.
+# --- the subprotocols of a handshake: browsers cannot set headers, so OpenAI's clients put the key there ---
 
 
 HEADER = b"sec-websocket-protocol"
@@ -64,7 +62,11 @@ class Offered(NamedTuple):
 
 
 def read_subprotocols(headers: Iterable[tuple[bytes, bytes]]) -> Offered:
-    """Returns what was offered. Raises InvalidRequest for what is no subprotocol, or two keys; without quoting either."""
+    """Returns what was offered. Raises InvalidRequest for what is no subprotocol, or two keys; without quoting either.
+
+    A credential is taken out here, and goes nowhere else: not to a provider as a subprotocol, not into the answer, not into a
+    log.
+    """
     offers = [
         offer.strip() for name, value in headers if name == HEADER for offer in value.split(b",") if offer.strip()
     ]
@@ -81,7 +83,7 @@ def read_subprotocols(headers: Iterable[tuple[bytes, bytes]]) -> Offered:
     return Offered(next(iter(keys), None), account, [*dict.fromkeys(others)])
 
 
-# What the doors of WebSockets have in common: a client's handshake is checked, refused or answered (RFC 6455, 4.2).
+# --- what the doors of WebSockets have in common: a handshake is checked, refused or answered (RFC 6455, 4.2) ---
 
 
 class UpgradeRequired(CallerFault):
@@ -161,7 +163,7 @@ async def refuse(served: ServedRequest, error: GatewayError, meter: Meter, clock
     await answer_error(cycle, error, trail)
 
 
-# The targets of a model as sessions use them: under the same names, with the same limits and breakers, by another wire.
+# --- the targets of a model for sessions: same names, limits and breakers, another wire ---
 
 
 MOST_MODELS = 1024

@@ -18,7 +18,7 @@ from gateway.core.openai.usage import ABSURD, AUDIO_CHARACTERS, BYTES_PER_TOKEN,
 from gateway.core.snapshot import Provider
 from gateway.core.types import EMULATOR, Usage, UsageParts
 
-# Which providers can have realtime sessions, as far as the config tells.
+# --- the providers that can have realtime sessions, as far as the config says ---
 
 
 SPEAK_REALTIME = frozenset(("openai", "azure"))

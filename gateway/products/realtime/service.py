@@ -1,7 +1,8 @@
-"""One session between a client and a provider: frames go through as they come, usage is counted, and it ends once.
+"""Sessions between clients and providers: frames go through as they come, usage is counted, and each ends once.
 
-Callbacks only: a session has no task and no timer of its own, `sweep` looks after all of them. Invariant: whichever side leaves
-first, the other one hears so with its code, and the call's account is closed exactly once.
+In this order: signs of life; one session; and the opening of sessions. Callbacks only: a session has no task and no timer of
+its own, `sweep` looks after all of them. Invariant: whichever side leaves first, the other one learns so with its code, and
+the call's account is closed exactly once.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.features.runs.table import RunBudget
 from gateway.products.realtime.rules import error_event, is_read, output_in, read_event, usage_of_response
 
-# Whether the peer of a session is still there: asked where it is silent, given up where it takes nothing.
+# --- signs of life: a peer is asked where it is silent, given up where it takes nothing ---
 
 
 PING_S = 20.0
 STUCK_S = 60.0
-"""A peer that has taken nothing for so long of what waits for it is taken to be gone."""
+"""Seconds after which a peer that has taken nothing of what waits for it is taken to be gone."""
 
 
 class Pulse:
@@ -64,6 +65,8 @@ class Pulse:
         return False
 
 
+# --- one session ---
+
 TEXT, CONTINUATION = 1, 0
 NORMAL, GOING_AWAY, NO_CODE, ABNORMAL, RESTART, BAD_GATEWAY = 1000, 1001, 1005, 1006, 1012, 1014
 POLICY = 4008
@@ -72,7 +75,7 @@ MAX_SESSION_S = 3600.0
 QUIET_S = 2.0
 """At shutdown a provider that has said nothing for so long is not in the middle of a response."""
 JOINED_BYTES = 1024 * 1024
-"""Of a message in several frames, so much is put together to be read."""
+"""The most bytes of a message in several frames that are put together to be read."""
 _PROVIDERS_FAULT = frozenset((ABNORMAL, 1011, RESTART, 1013, BAD_GATEWAY))
 
 
@@ -309,17 +312,18 @@ def short_reason(reason: str) -> str:
     return reason.encode()[:120].decode(errors="ignore")
 
 
-# Opens sessions as calls are opened: admission, one attempt after the other, the account; and keeps the open ones.
-#
-# One concurrency slot is held for a whole session; its tokens are charged response by response, to the target's limits, the
-# key's and the key's budget. Invariant: every call that is opened here is settled exactly once.
+# --- the opening of sessions, as calls are opened: admission, one attempt after the other, the account ---
 
 
 SWITCHING = 101
 
 
 class RealtimeSessions:
-    """All sessions of the process."""
+    """All sessions of the process.
+
+    One concurrency slot is held for a whole session; its tokens are charged response by response, to the target's limits, the
+    key's and the key's budget. Invariant: every call that is opened here is settled exactly once.
+    """
 
     __slots__ = (
         "_accounts",

@@ -105,7 +105,7 @@ def _is_providers(call: Call) -> bool:
     return call.credential is not None and bare_provider(call.policy, call.model) is not None
 
 
-# `/v1/responses/{id}`: responses that the gateway keeps, to show, follow, stop and forget.
+# --- `/v1/responses/{id}`: responses that the gateway keeps, to show, follow, stop and forget ---
 
 USUALLY_LISTED, MOST_LISTED = 20, 100
 

@@ -2,9 +2,10 @@
 
     run -> `LogWriter` -> `EventBuffer`, for readers here | the log in the store -> `FollowingReader` -> `EventReading.follow`
 
-Readers elsewhere, and those who come late, read the log in the store. Invariants: nobody is given events of two runs of the
-model, but the announcements of a response, which are the same for all; a reader touches nothing of the run: whoever leaves
-ends only his own reading.
+In this order: buffers; the way into the log; the logs that are read here; one reader; and all readers. Readers elsewhere, and
+those who come late, read the log in the store. Invariants: nobody is given events of two runs of the model, but the
+announcements of a response, which are the same for all; a reader touches nothing of the run: whoever leaves ends only his own
+reading.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from gateway.products.jobs.worker import RunningWork, until_done
 from gateway.products.responses.rules import ANNOUNCED, GENERATION_STEP, announcements, begun, frame, is_end, number_of
 from gateway.products.responses.store import EventLogs, LogPage, LogPart
 
-# The responses that run in this process: their last events, for readers here, and a way to stop them at once.
+# --- buffers of the responses that run in this process: their last events, and a way to stop them at once ---
 
 MOST_BYTES = 256 * 1024
-"""Of events that are in the log, too: whoever is slower reads them there."""
+"""The bytes of a buffer's events that are in the log, too: whoever is slower reads them there."""
 
 
 class EventBuffer:
@@ -41,7 +42,7 @@ class EventBuffer:
         self._first = 0
         self._bytes = 0
         self.logged = 0
-        """So many events are in the log."""
+        """The number of events that are in the log."""
         self.is_ended = False
         """The last of them is among them: the response is kept, though its job may not have ended yet."""
 
@@ -130,12 +131,12 @@ class EventBuffers:
             reader.wake()
 
 
-# The events of a run on their way into the log, a few together, while the next ones come.
+# --- the way into the log: a few events together, while the next ones come ---
 
 PART_BYTES = 16 * 1024
-"""So many go at once."""
+"""The bytes that go at once."""
 MOST_WAITING_BYTES = 4 * 1024 * 1024
-"""With so many that the store has not taken the provider is read no further."""
+"""The bytes that the store has not taken with which the provider is read no further."""
 
 
 class LogWriter:
@@ -231,16 +232,17 @@ class LogWriter:
         self._written.set()
 
 
-# The logs in the store that are read in this process: one watch over each, and one look for all who are at the same place.
-#
-# Readers come by the hundred to a response that is still queued, and each would ask the store once a second.
+# --- the logs in the store that are read here: one watch over each, one look for all at the same place ---
 
 LOOK_S = 1.0
 PAGE_BYTES = 1024 * 1024
 
 
 class SharedLog:
-    """The log of one response, from its first reader to its last."""
+    """The log of one response, from its first reader to its last.
+
+    Readers come by the hundred to a response that is still queued, and each would ask the store once a second.
+    """
 
     def __init__(self, events: EventLogs, job: Job, clock: Clock) -> None:
         self.job = job
@@ -312,7 +314,7 @@ class SharedLogs:
             del self._logs[log.job.id]
 
 
-# One reader: where he is, and what he is given next.
+# --- one reader: where he is, and what he is given next ---
 
 _RESTARTED = (
     "stream_restarted",
@@ -448,10 +450,10 @@ def _behind(part: LogPart, place: int) -> bytes:
     return b"".join(islice(split_events(part.frames), place + 1 - part.first, None))
 
 
-# All readers of this process, each from any event on to the end of the response.
+# --- all readers of this process, each from any event on to the end of the response ---
 
 SILENCE_S = 15.0
-"""So long a stream is silent, at most."""
+"""The longest silence of a stream."""
 FinalOf = Callable[[str, str], Awaitable[bytes | None]]
 """Returns the response object of an id and a tenant at its end; None: it is gone."""
 

@@ -1,4 +1,4 @@
-"""The kept responses in the Redis: those of a tenant are beside its jobs."""
+"""The responses in the Redis: the logs of their events, then the kept ones; those of a tenant are beside its jobs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from gateway.products.responses.store import (
     StoredResponse,
 )
 
-# The logs of responses in the Redis, which any replica reads.
-#
-# A replica that waits for events registers with each look, and who adds some notifies it: where nobody waits, nothing is sent.
+# --- the logs, which any replica reads ---
 
 
 APPEND, READ = job_script("events_append"), job_script("events_read")
 PART_WEIGHT = 8 * 1024
-"""What a part costs besides its bytes."""
+"""The weight of a part besides its bytes."""
 MOST_WEIGHT = 256 * 1024
-"""Of one script: parts in it take a few milliseconds."""
+"""The most weight of one script: parts in it take a few milliseconds."""
 
 
 class RedisEventLogs:
     """Implements `gateway.products.responses.store.EventLogs`.
 
     Parts are not waited for until they are safe: those of the last second may go with the Redis, and the log is cut then.
+
+    A replica that waits for events registers with each look, and who adds some notifies it: where nobody waits, nothing is
+    sent.
     """
 
     def __init__(
@@ -109,6 +110,9 @@ REMOVE, TRIM = job_script("kept_remove", "kept"), job_script("kept_trim", "kept"
 BYTES_AT_ONCE = 1024 * 1024
 """Of the responses of a chain that one script reads, but for the last of them."""
 TRIMMED_AT_ONCE = 100
+
+
+# --- the kept responses ---
 
 
 class RedisKeptResponses:

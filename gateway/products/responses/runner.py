@@ -2,8 +2,8 @@
 
     claim -> call -> events (log) … -> the response is kept -> its last event -> the job's end
 
-A crash repeats nothing that was kept: what runs again is the model, as another generation with numbers of its own. A response
-that is kept is only finished.
+In this order: what time does to responses; one run of the model; the ends; and the jobs. A crash repeats nothing that was kept:
+what runs again is the model, as another generation with numbers of its own. A response that is kept is only finished.
 """
 
 from __future__ import annotations
@@ -70,14 +70,16 @@ from gateway.products.responses.rules import (
 )
 from gateway.products.responses.store import StoredResponse
 
-# What time does to responses: those that are kept are forgotten, and the logs of those in the background go with them.
+# --- time: responses that are kept are forgotten, and the logs of those in the background go with them ---
 
 
 EVERY_S: Final = 60.0
 AT_ONCE: Final = 500
 _PAGE: Final = 100
 _MOST_LOOKED_AT: Final = 10_000
-"""Of responses that had ended when this process began: their logs go when theirs do, the others' with their jobs."""
+"""The most responses that are looked at of those that had ended when this process began: their logs go when theirs do, the
+others' with their jobs.
+"""
 
 
 class ResponseMaintenance:
@@ -123,11 +125,11 @@ class ResponseMaintenance:
             after = page.jobs[-1].id
 
 
-# One run of the model for a response: a generation of events, on their way to readers here and into the log.
+# --- one run of the model: a generation of events, on their way to readers here and into the log ---
 
 
 class ModelRun:
-    """Of a claim; its number is noted in the store before anybody sees an event of it."""
+    """One run of the model for a claim; its number is noted in the store before anybody sees an event of it."""
 
     def __init__(self, store: JobStore, running: RunningWork, buffers: EventBuffers, clock: Clock) -> None:
         job = running.work.job
@@ -173,13 +175,14 @@ class ModelRun:
             self.is_seen = True
 
 
-# The ends of responses in the background: kept, sent to readers, and only then the job's end.
-#
-# Each of the three is durable before the next one begins; whoever repeats them after a crash finds what is there.
+# --- the ends of responses in the background: kept, sent to readers, and only then the job's end ---
 
 
 class ResponseFinalizer:
-    """Ends responses."""
+    """Ends responses: keeps one, sends its end to readers, and ends its job.
+
+    Each of the three is durable before the next one begins; whoever repeats them after a crash finds what is there.
+    """
 
     def __init__(
         self,
@@ -284,6 +287,9 @@ def _error_of(answer: bytes, error: JobError) -> dict[str, Any]:
 
 
 _ENCRYPTED = "reasoning.encrypted_content"
+
+
+# --- the jobs ---
 
 
 class ResponseJobs:

@@ -4,9 +4,9 @@
     a frame -> the event, read in outline -> its lane's queue -> a turn: the call, at any target -> the frames of its events
 
 So no provider needs WebSockets for it. In this order: the endpoint; a connection, which knows not how a turn is served; one
-turn; and what connections remember. Invariants: a lane has one turn at a time, in the order of its events; when the client is
-gone nothing of it goes on, and nothing is sent any more; whoever has to end it does so behind the turns that are under way.
-No exception leaves this file.
+turn; and the conversations that connections remember. Invariants: a lane has one turn at a time, in the order of its events;
+when the client is gone nothing of it goes on, and nothing is sent any more; whoever has to end it does so behind the turns that
+are under way. No exception leaves this file.
 """
 
 from __future__ import annotations
@@ -264,14 +264,14 @@ def _is_nobodys(turn: SocketTurn, wanted: TurnRequest, response: dict[str, Any])
     return wanted.stores is False or not is_providers
 
 
-# A connection: its lanes, and the events that wait in them.
+# --- a connection: its lanes, and the events that wait in them ---
 
 BINARY, CONTINUATION = 2, 0
 NOT_TEXT = 1003
 MOST_LANES = 16
 MOST_WAITING_BYTES = 1024 * 1024
 MOST_WAITING = 64
-"""Events that wait for their turn; above, nothing more is read of the client."""
+"""The events that wait for their turn; above, nothing more is read of the client."""
 
 
 class TooManyStreams(CallerFault):
@@ -552,10 +552,10 @@ class ResponseConnection(Serving):
         self._forget(self)
 
 
-# One turn of a WebSocket of Responses: an event that is served as a POST of its body would be, and answered with frames.
+# --- one turn: an event that is served as a POST of its body would be, and answered with frames ---
 
 MOST_WHOLE_BYTES = 16 * 1024 * 1024
-"""Of an answer that is no stream of events."""
+"""The longest answer that is no stream of events."""
 _SHOWN = (b"x-", b"retry-after", b"openai-", b"ratelimit")
 
 
@@ -685,20 +685,21 @@ def _shown(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name.decode(): value.decode("latin-1") for name, value in headers if name.startswith(_SHOWN)}
 
 
-# What connections of Responses remember of their own conversations, where nobody else keeps these.
-#
-# A response with `store: false`, or of a model behind chat completions, can be gone on from while its connection is open, as at
-# OpenAI. It must not outlive the connection, nor be seen by another one. Invariant: never more than MOST_BYTES in all.
+# --- the conversations that connections remember where nobody else keeps them ---
 
 MOST_BYTES: Final = 128 * 1024 * 1024
 MOST_EACH_BYTES: Final = 8 * 1024 * 1024
 MOST_EACH: Final = 16
-"""Conversations of one connection: each of its streams has its latest ones."""
+"""The conversations of one connection: each of its streams has its latest ones."""
 _PLACE_BYTES: Final = 256
 
 
 class ConversationMemory:
-    """The conversations of all connections of the process; of too many the oldest go."""
+    """The conversations of all connections of the process; of too many the oldest go.
+
+    A response with `store: false`, or of a model behind chat completions, can be gone on from while its connection is open, as
+    at OpenAI. It must not outlive the connection, nor be seen by another one. Invariant: never more than MOST_BYTES in all.
+    """
 
     __slots__ = ("_all", "_of", "bytes")
 

@@ -1,7 +1,9 @@
-"""What a client says over a WebSocket of Responses: `response.create`, with the body of a POST and an envelope around it.
+"""Both sides of a WebSocket of Responses: the events that the gateway sends, and the `response.create` of a client.
 
-Events are edited as bytes: what is nested in them is looked at by whoever reads the body afterwards. Source: OpenAI's guide to
-the WebSocket mode of Responses, and the types of its SDK (`responses_client_event.py`).
+First what is sent: the events of a stream without their framing, one frame each, and errors as events. Then what a client
+sends: an event with the body of a POST and an envelope around it. Events are edited as bytes: what is nested in them is looked
+at by whoever reads the body afterwards. Source: OpenAI's guide to the WebSocket mode of Responses, and the types of its SDK
+(`responses_client_event.py`, `responses_server_event.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +18,7 @@ from gateway.core.openai.json_edit import Field, Outline, insert_field, remove_f
 from gateway.core.openai.sse import DONE, error_in, event_data, json_object, last_event_end, split_events
 from gateway.products.responses.rules import MOST_ID_CHARS, items_of, repeated
 
-# What a WebSocket of Responses says: the events of a stream without their framing, one frame each, and errors as events.
-#
-# Events are not parsed but for those of the end and errors. Source: OpenAI's guide to the WebSocket mode of Responses, and the
-# types of its SDK (`responses_server_event.py`); its errors are nested there, unlike those of a stream over HTTP.
+# --- frames to the client: the events of a stream without their framing, and errors as events ---
 
 
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
@@ -45,7 +44,10 @@ class EventFrame(NamedTuple):
 
 
 class EventFrames:
-    """Takes the bytes of an event stream, in any cut, and gives its events."""
+    """Takes the bytes of an event stream, in any cut, and gives its events.
+
+    Events are not parsed but for those of the end and errors.
+    """
 
     __slots__ = ("_pending",)
 
@@ -74,6 +76,8 @@ def error_frame(
 
     `headers` stand beside the error, where Codex reads them, and in it. Of whether to try again its clients read the status
     alone: where `x-should-retry` says no it is 400, and the true one is the error's.
+
+    The errors of a WebSocket are nested, unlike those of a stream over HTTP.
     """
     fields = {"type": "invalid_request_error" if status is None or status < 500 else "server_error", **error}
     event: dict[str, Any] = {"type": "error"}

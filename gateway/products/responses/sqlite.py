@@ -1,4 +1,7 @@
-"""The kept responses as rows: what is searched in `responses`, in the order in which they were put, and their bodies apart."""
+"""Responses in the jobs file: logs as rows, the port of logs, kept responses as rows, and their port; in this order.
+
+What is searched of kept responses is in `responses`, in the order in which they were put, and their bodies apart.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from gateway.products.responses.store import (
     place_in_log,
 )
 
-# The logs of responses as rows: what is there of one in a row of `event_logs`, its parts in `events`.
+# --- the logs as rows: what is there of one in a row of `event_logs`, its parts in `events` ---
 
 
 _KEEP = "REPLACE INTO event_logs (job, fence, next, bytes, cut) VALUES (?, ?, ?, ?, ?)"
@@ -77,7 +80,7 @@ def drop(db: sqlite3.Connection, job_id: str) -> None:
         db.execute(f"DELETE FROM {table} WHERE job = ?", row)
 
 
-# The logs of responses in the jobs file, asked from the event loop.
+# --- the logs, asked from the event loop ---
 
 
 class SqliteEventLogs:
@@ -211,7 +214,7 @@ def _response(name: str, tenant: str, row: tuple[Any, ...]) -> StoredResponse:
     return StoredResponse(name, tenant, created, keep_until, previous, body, items)
 
 
-# The kept responses in the jobs file, asked from the event loop.
+# --- the kept responses, asked from the event loop ---
 
 
 class SqliteKeptResponses:

@@ -1,4 +1,4 @@
-"""The port of what is stored of responses: those that are kept, and the logs of the events that make them.
+"""The ports of what is stored of responses: those that are kept, and the logs of the events that make them.
 
 Implemented in `sqlite.py` and `redis.py`, which share what stands behind the two ports: the bounds, and what follows from them.
 Times are wall-clock seconds.
@@ -72,7 +72,7 @@ class KeptResponses(Protocol):
         ...
 
 
-# The logs: the events of a response so far, for whoever comes back.
+# --- the port of logs: the events of a response so far, for whoever comes back ---
 
 
 class LogPart(NamedTuple):
@@ -137,7 +137,7 @@ class EventLogs(Protocol):
         ...
 
 
-# What the stores have in common.
+# --- what the stores have in common: bounds ---
 
 MEBIBYTE: Final = 1024 * 1024
 REMOVED_S: Final = 86_400.0
@@ -146,14 +146,14 @@ log = logging.getLogger("gateway.jobs")
 
 
 class KeptBounds(NamedTuple):
-    """How many bytes there may be."""
+    """The most bytes that are kept."""
 
     log_bytes: int = 16 * MEBIBYTE
-    """Of the events of one response."""
+    """The bytes of the events of one response."""
     tenant_bytes: int = 1024 * MEBIBYTE
-    """Of the kept responses of one tenant."""
+    """The bytes of the kept responses of one tenant."""
     run_bytes: int = 1024 * MEBIBYTE
-    """Of the runs of one tenant, with their steps."""
+    """The bytes of the runs of one tenant, with their steps."""
 
 
 def place_in_log(part: LogPart, next_event: int, size: int, bounds: KeptBounds) -> Literal["there", "next", "cut"]:

@@ -168,7 +168,7 @@ def _bytes_of_body(text: bytes) -> bytes:
     return text
 
 
-# Anthropic's.
+# --- Anthropic's words, read into the same values ---
 
 _STATUSES: Final = {"in_progress": "in_progress", "canceling": "cancelling"}
 _OWN_FAULTS: Final = {"invalid_request_error": 400, "request_too_large": 413}

@@ -1,7 +1,8 @@
-"""What a provider has answered on its way into the store: read as it comes, committed some lines at a time, paid for once.
+"""The lines of a part at a provider's own Batch API: in its words on their way there, and what it has answered, into the store.
 
-What a provider says of its own files is not believed: a line is answered when its answer is there. Invariants: an answer counts
-for the line that it names, once; what was committed before a file broke off stays.
+In this order: lines in the words of the provider; its input file; and its answers, which are read as they come, committed some
+lines at a time, and paid for once. What a provider says of its own files is not believed: a line is answered when its answer
+is there. Invariants: an answer counts for the line that it names, once; what was committed before a file broke off stays.
 """
 
 from __future__ import annotations
@@ -61,11 +62,7 @@ from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.worker import RunningWork, committed
 
-# The lines of a part in the words of its provider, and the provider's answers in those of the lines' owner.
-#
-# A target's own edits of bodies are made as for calls. Where a line cannot be expressed there, or only with a loss that its
-# model's policy refuses, it is none of the part: it runs here, along the plan, or fails as a call would. It must not know HTTP
-# or stores.
+# --- lines in the words of their provider, and its answers in those of the lines' owner ---
 
 
 MESSAGES: Final = "messages"
@@ -81,7 +78,11 @@ class TranslatedLine(NamedTuple):
 
 
 class LineTranslator:
-    """Of one part. Made anew for each use: the policy in force says how."""
+    """Translates the lines of one part. Made anew for each use: the policy in force says how.
+
+    A target's own edits of bodies are made as for calls. Where a line cannot be expressed there, or only with a loss that its
+    model's policy refuses, it is none of the part: it runs here, along the plan, or fails as a call would.
+    """
 
     def __init__(self, policy: PolicySnapshot, job: Job, part: Part, url: str, now: float) -> None:
         """`url` is the endpoint as the provider spells it, `now` wall-clock seconds."""
@@ -194,13 +195,13 @@ def _ids(line_id: str) -> Callable[[], str]:
     return lambda: blake2b(b"%d %b" % (next(numbers), line_id.encode()), digest_size=12).hexdigest()
 
 
-# What a provider is given of a chunk, and what its owner calls each of the lines: read from the batch's own input.
+# --- the input file of a provider, and what each line's owner calls it: read from the batch's own input ---
 
 
 AT_ONCE = 64
-"""Lines that are worked on before others are served."""
+"""The lines that are worked on before others are served."""
 LARGE_BYTES = 65_536
-"""A line that long is work enough at once."""
+"""The length of a line that is work enough at once."""
 THREAD_BYTES = 1_000_000
 """A longer one is put into other words by a thread."""
 
@@ -278,6 +279,9 @@ log = logging.getLogger("gateway.jobs")
 
 MOST_AT_ONCE, MOST_BYTES = 2048, 8 * 1024 * 1024
 """Answers, and bytes of them, that are put into other words together: the input is read once for all of these."""
+
+
+# --- the answers of a provider ---
 
 
 class ClaimLost(Exception):

@@ -1,16 +1,7 @@
-"""The life of a part: some lines of a batch that a provider's own Batch API works on, from its upload to its last trace.
+"""Parts: some lines of a batch that a provider's own Batch API works on, from their upload to their last trace.
 
-    uploading -> creating -> working (-> cancelling) -> fetching -> tidying -> here
-        ^           |
-        '-- recalling, where it cannot be told whether the batch was asked for
-
-    creating -> working (-> cancelling) -> fetching -> tidying -> here      where lines go along with the request (`is_inline`)
-
-What is about to be asked of the provider is noted first (`asked`), so that whoever finds the note after a crash looks whether
-it was done before it is done again. A worker that has stood still may go on and ask when nobody expects it any more: so it
-asks within SENT_WITHIN_S of its note or not at all, nobody concludes from a list that it has not before SETTLED_S have
-passed, and then the input file is removed, without which no batch can be made any more, and looked once more. Each event
-makes one part of another; nothing here knows storage or HTTP. Invariants: `here` is the end, in which every line without a
+In this order: which lines may go to whose API; what may become known of a part; and the life of a part, in which each event
+makes one part of another. Nothing here knows storage or HTTP. Invariants: `here` is the end, in which every line without a
 result runs through the gateway; a batch is asked for a second time only after the provider has refused the first, or has
 shown none and has no file for it (where lines go along, has shown none for INLINE_SETTLED_S, and no other that may be it);
 no event, however often it comes, keeps a part that is wanted back for ever.
@@ -31,24 +22,25 @@ from gateway.products.batches.output import ENDPOINT, MODELS
 from gateway.products.jobs.model import ChunkPlan, Job
 from gateway.products.jobs.rules import BatchRules
 
-# Which lines of batches may go to a provider's own Batch API, and to whose. Asked again before each part is sent.
+# --- the lines that may go to a provider's own Batch API, and to whose; asked again before each part is sent ---
 
 
 ENDPOINTS: Final = frozenset(
     f"/v1/{name}"
     for name in ("chat/completions", "responses", "embeddings", "completions", "moderations", "images/generations")
 )
-"""That some provider's Batch API takes; one that does not take all of them refuses the part, which then runs here.
+"""The endpoints that some provider's Batch API takes; one that does not take all of them refuses the part, which then runs
+here.
 
 Source: https://platform.openai.com/docs/api-reference/batch/create
 """
 INLINE_ENDPOINTS: Final = frozenset(("/v1/messages", "/v1/chat/completions", "/v1/responses"))
-"""Whose lines go to Anthropic's Message Batches, as messages whatever they were.
+"""The endpoints whose lines go to Anthropic's Message Batches, as messages whatever they were.
 
 Source: https://platform.claude.com/docs/en/api/messages/batches/create
 """
 CHECKED_ENDPOINTS: Final = frozenset(("/v1/chat/completions", "/v1/responses", "/v1/messages"))
-"""Whose answers may have to keep a schema."""
+"""The endpoints whose answers may have to keep a schema."""
 MOST_PARTS: Final = 64
 """Of one batch at providers at a time."""
 
@@ -155,7 +147,7 @@ def _next(weights: Sequence[int], taken: Sequence[int]) -> int:
     return min(range(len(weights)), key=lambda one: ((taken[one] + 1) / weights[one], one))
 
 
-# What may become known of a part at a provider. Nothing else makes one part of another.
+# --- events: what may become known of a part at a provider; nothing else makes one part of another ---
 
 
 class UploadedFile(NamedTuple):
@@ -213,10 +205,12 @@ class Done(NamedTuple):
 PartEvent = UploadedFile | BatchThere | NotListed | Unsure | Gone | Failed | Unsent | Refused | Done
 
 
+# --- the life of a part ---
+
 SENT_WITHIN_S: Final = 10.0
-"""A batch is asked for so soon after it was noted that it will be, or not at all."""
+"""A batch is asked for within these seconds after it was noted that it will be, or not at all."""
 SETTLED_S: Final = 120.0
-"""Of a batch that was to be asked for, so long after the first look in vain: it is there, or on no way there. That is
+"""Seconds after the first look in vain for a batch that was to be asked for: it is there, or on no way there. That is
 SENT_WITHIN_S, the minute that the provider has for its answer, and as much for lists that lag and clocks that differ.
 """
 
@@ -224,13 +218,13 @@ INLINE_SENT_S: Final = 120.0
 """Lines that go along with the request for their batch have all been sent so long after the note, or never will be: what is
 not whole asks for nothing."""
 INLINE_SETTLED_S: Final = 600.0
-"""As SETTLED_S where there is no file to remove, so that the list alone has to tell: INLINE_SENT_S, the minute for the answer,
-and seven more for what lags and differs. A batch has a day; it can wait so long."""
+"""As SETTLED_S where there is no file to remove, so that the list alone has to decide: INLINE_SENT_S, the minute for the
+answer, and seven more for what lags and differs. A batch has a day; it can wait so long."""
 UNSURE_LOOKS: Final = 15
-"""Of a part that is wanted back, a minute apart, at what may be its batch and does not tell."""
+"""The looks, a minute apart, at what may be the batch of a part that is wanted back, and does not say so."""
 
 EMPTY_LOOKS: Final = 2
-"""So often what was asked for has to be looked for in vain before it is asked for again: a list may lag behind."""
+"""The looks in vain for what was asked for before it is asked for again: a list may lag behind."""
 LOOK_AGAIN_S: Final = 15.0
 CANCEL_POLL_S, CANCEL_AGAIN_S = 10.0, 60.0
 CANCEL_WAIT_S: Final = 900.0
@@ -243,9 +237,9 @@ MOST_REFUSALS: Final = 2
 """Refusals after which a batch is asked for again: a file that was just uploaded may not be ready yet."""
 REFUSED_S: Final = 20.0
 WITHOUT_FILES: Final = 10
-"""A batch that says it is completed has so many looks to say where its answers are."""
+"""The looks within which a batch that says it is completed has to say where its answers are."""
 WITHOUT_ANSWERS: Final = 3
-"""One that stopped, and says that nothing was done: some were wrong about that."""
+"""The looks at a batch that stopped, and says that nothing was done: some were wrong about that."""
 VANISHED: Final = 5
 """After so many looks at a batch that is not there it is looked for in the list; gone from there, too, it is given up."""
 GONE_FILES: Final = 4
@@ -267,14 +261,28 @@ class PartPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part, as a mark of its batch keeps it. Times are wall-clock seconds."""
+    """One part, as a mark of its batch keeps it. Times are wall-clock seconds.
+
+        uploading -> creating -> working (-> cancelling) -> fetching -> tidying -> here
+            ^           |
+            '-- recalling, where it cannot be told whether the batch was asked for
+
+        creating -> working (-> cancelling) -> fetching -> tidying -> here
+            where lines go along with the request (`is_inline`)
+
+    What is about to be asked of the provider is noted first (`asked`), so that whoever finds the note after a crash looks
+    whether it was done before it is done again. A worker that has stood still may go on and ask when nobody expects it any
+    more: so it asks within SENT_WITHIN_S of its note or not at all, nobody concludes from a list that it has not before
+    SETTLED_S have passed, and then the input file is removed, without which no batch can be made any more, and looked once
+    more.
+    """
 
     name: str
-    """By which the provider's lists tell it from all others; each submission has its own."""
+    """Its name, which the provider's lists show apart from all others; each submission has its own."""
     target: str
     provider: str
     model: str
-    """What the provider calls it."""
+    """The provider's name of it."""
     phase: PartPhase
     since: float
     """When the phase began."""
