@@ -55,7 +55,7 @@ class OwnRoute(ObjectRoute):
 
 
 def _is_behind_theirs(mark: Mark, scope: Scope) -> bool:
-    """Tells whether a page of a list is asked for that begins behind an object of the provider's."""
+    """Returns whether a page of a list is asked for that begins behind an object of the provider's."""
     query: bytes = scope.get("query_string", b"")
     if scope["method"] not in ("GET", "HEAD") or b"after" not in query:
         return False

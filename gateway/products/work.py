@@ -270,5 +270,5 @@ def durable_routes(
 
 
 def _is_polled(route: BaseRoute) -> bool:
-    """Tells whether many ask there, again and again: routes are tried one after the other."""
+    """Returns whether many ask there, again and again: routes are tried one after the other."""
     return isinstance(route, Route) and route.path.endswith("/{id}") and "GET" in (route.methods or ())

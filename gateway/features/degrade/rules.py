@@ -114,6 +114,6 @@ def _thinks_for(parsed: Mapping[str, Any]) -> int:
 
 
 def _is_above(field: str, word: object, value: str) -> bool:
-    """Tells whether a word is more than that; one that is not known is left alone."""
+    """Returns whether a word is more than that; one that is not known is left alone."""
     scale, rank = SCALES[field], USUAL if word is None else word
     return rank in scale and scale.index(str(rank)) > scale.index(value)

@@ -17,7 +17,9 @@ LOOK_AGAIN_S = 1.0
 RECENT_S = 300.0
 """Older times than these tell nothing of now."""
 ENDS_BELOW = 0.8
-"""Of the bound: above it, a model that was slow is slow yet, so that calls do not change back and forth."""
+"""The part of the bound below which a model is slow no more: above it, a model that was slow is slow yet, so that calls do not
+change back and forth.
+"""
 
 
 class SlowModels:
@@ -29,7 +31,7 @@ class SlowModels:
         self._clock = clock
         self._gates = gates
         self._seen: dict[str, tuple[float, bool]] = {}
-        """By model: when to look again, and whether it is slow; as many as the config has."""
+        """By model, when to look again, and whether it is slow; as many as the config has."""
 
     def degrade(self, call: Call, rules: LatencyRules) -> None:
         """Has the call ask its provider for less, if its model is slow; its body stays as its caller sent it."""

@@ -78,11 +78,11 @@ class Group:
         self.tokens = 0
         self.timer: Timer | None = None
         self.call: Call | None = None
-        """What is sent for all of them; None: it has not been."""
+        """The call that is sent for all of them; None: it has not been."""
         self.task: asyncio.Task[None] | None = None
 
     def fits(self, member: Member, most: int, most_tokens: float) -> bool:
-        """Tells whether there is room for another call."""
+        """Returns whether there is room for another call."""
         return self.items + len(member.input.items) <= most and self.tokens + member.tokens <= most_tokens
 
     def add(self, member: Member) -> None:
@@ -284,7 +284,7 @@ class Groups:
             self._admission.outcomes.settle(call, usage)
 
     def _price_unfit(self, group: Group, call: Call, target: Target, usage: Usage | None) -> None:
-        """Tells the members that an answer which is of no use to them was paid for."""
+        """Books for the members that an answer which is of no use to them was paid for."""
         last = call.attempts[-1]
         last.ended_at = self._clock.monotonic() if last.ended_at is None else last.ended_at
         last.cost_usd = None if call.endpoint.tokens == "none" else cost_usd(call, target, usage)
@@ -326,7 +326,7 @@ def _shares(group: Group) -> list[float]:
 
 
 def _note_attempts(member: Member, group: Group, share: float) -> None:
-    """Tells a member's account how its group fared: the attempts, with its share of what they cost, and the waits."""
+    """Notes in a member's account how its group fared: the attempts, with its share of what they cost, and the waits."""
     call, joined = member.call, group.call
     if joined is None or call.attempts:
         return

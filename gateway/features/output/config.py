@@ -23,7 +23,7 @@ from gateway.features.output.schema import (
 )
 
 REQUEST = "request"
-"""In place of a file: the schema that the request itself names."""
+"""The word in place of a file: the schema that the request itself names."""
 
 
 class OnInvalidEntry(Entry):

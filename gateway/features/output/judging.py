@@ -119,7 +119,7 @@ class Repaired:
     attempt: Attempt
     usage: Usage
     target: Target
-    """With the name by which its provider knows the model."""
+    """The target, with the name by which its provider knows the model."""
 
 
 class Repairs:
@@ -409,7 +409,7 @@ class CheckerProcess:
 
 MOST_SCHEMAS = 256
 MOST_SCHEMA_BYTES = 2 * 1024 * 1024
-"""Of all callers' schemas that are remembered."""
+"""The most bytes of all callers' schemas that are remembered."""
 MOST_BODY = 1_048_576
 """Bytes of a request or an answer that is read in one piece, in a few milliseconds; nothing is looked for in larger ones."""
 

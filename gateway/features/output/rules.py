@@ -64,7 +64,7 @@ class OutputRule:
     schema: OutputSchema | None = None
     """None: the one that the request itself names (`response_format`, `text.format`); a request without one is not checked."""
     retry: int = 0
-    """So many times the same request is sent again."""
+    """The times that the same request is sent again."""
     repair_with: str | None = None
     """The name of the model that is then asked to correct the answer, once for each invalid text; None: nobody is."""
     at_last: AtLast = "fail"

@@ -50,7 +50,7 @@ from gateway.features.reuse.layers import wants_usage
 from gateway.features.reuse.single_flight import is_last_word
 
 LONGEST_CHECK_S = 10.0
-"""Of waiting for a turn and of the check itself, together."""
+"""Seconds of waiting for a turn and of the check itself, together."""
 
 
 @dataclass(slots=True)

@@ -252,5 +252,5 @@ def store_bounds(models: Collection[Model], record_bytes: int) -> StoreBounds:
 
 
 def _is_anothers(target: Target) -> bool:
-    """Tells whether the target's language is none of OpenAI's, so that something has to be known of its model."""
+    """Returns whether the target's language is none of OpenAI's, so that something has to be known of its model."""
     return target.find_most_input is not None

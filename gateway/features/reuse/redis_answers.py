@@ -145,7 +145,7 @@ def name_digest(name: str | None) -> bytes:
 
 
 def is_head(value: bytes) -> bool:
-    """Tells whether the value is the head of a long value in chunks."""
+    """Returns whether the value is the head of a long value in chunks."""
     return len(value) == _HEAD.size and value.startswith(_MARK)
 
 

@@ -150,7 +150,7 @@ class HeldRecord:
 
     @property
     def is_local(self) -> bool:
-        """Tells whether the store has not confirmed the claim."""
+        """Returns whether the store has not confirmed the claim."""
         return self.fence < FIRST_SHARED_FENCE
 
 

@@ -50,7 +50,7 @@ class TaskTally:
         self.input_tokens = self.output_tokens = 0
         self.at_ms = 0
         self.error_class = ""
-        """Of the last call; empty: it was good."""
+        """The error class of the last call; empty: it was good."""
 
     def sum(self) -> TaskSum:
         return TaskSum(
@@ -79,7 +79,7 @@ class ActiveRun:
         self.first_ms = self.last_ms = 0
         self.workflow = "" if base is None else base.workflow
         self.outcome: LastWrite[str] | None = None
-        """As a header of a call has told."""
+        """The outcome that a header of a call has given."""
         self.is_durable = False
         """It is kept where its steps are."""
         self.is_watched = False
@@ -90,7 +90,7 @@ class ActiveRun:
         self.calls = 0
         """All that have begun, but for those that a kept step has answered: these do nothing that has to end."""
         self.spent = 0
-        """In units of money, wasted attempts included."""
+        """The money spent, in its units, wasted attempts included."""
         self.reserved = 0
         """Reserved by calls in flight, in units of money."""
         if base is not None:
@@ -159,12 +159,12 @@ class ActiveRun:
 
     @property
     def has_more(self) -> bool:
-        """Tells whether something is not in `base` yet."""
+        """Returns whether something is not in `base` yet."""
         return bool(self.tallies) or self.owed is not None or self.outcome is not None
 
     @property
     def is_on_its_way(self) -> bool:
-        """Tells whether changes of it are being brought to whoever keeps them."""
+        """Returns whether changes of it are being brought to whoever keeps them."""
         return self.merging is not None and self.merging.locked()
 
     def record(self) -> RunRecord | None:
@@ -236,7 +236,7 @@ class LostRuns:
         self._meter = meter
         self._most = most
         self._number = 0
-        """Of those, how many the log has not been told of."""
+        """The number of those that the log has not named."""
         self._logged_at = -inf
 
     def note(self, number: int) -> None:

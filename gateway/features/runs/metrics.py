@@ -14,7 +14,7 @@ MOST_UNKNOWN = 10_000
 GOOD_TASK: Labels = ("task", "true")
 BAD_TASK: Labels = ("task", "false")
 RECOVER_WITHIN_S: dict[Lane, float] = {"critical": 30.0, "interactive": 30.0, "batch": 600.0, "background": 21_600.0}
-"""So soon after its first failed attempt a call of the lane is to have its answer: seconds, minutes, hours."""
+"""Seconds after its first failed attempt within which a call of the lane is to have its answer: seconds, minutes, hours."""
 
 
 class RunCounter:

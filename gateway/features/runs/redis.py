@@ -41,7 +41,7 @@ FORGET = job_script("runs_forget", "runs")
 ROWS_AT_ONCE: Final = 200
 FORGOTTEN_AT_ONCE: Final = 50
 MOST_TRIES: Final = 50
-"""Of a change that others come before."""
+"""The most tries of a change that others come before."""
 
 
 class RedisRuns:

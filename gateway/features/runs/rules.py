@@ -78,7 +78,7 @@ class TaskWord(NamedTuple):
     at_ms: int
     is_ok: bool
     error_class: str = ""
-    """Of one that has failed."""
+    """The error class of one that has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ class TaskSum:
     cached: int = 0
     """Calls that no provider was asked for: cached answers, replayed steps."""
     cost: int = 0
-    """Of answers, in units of money."""
+    """The cost of answers, in units of money."""
     wasted: int = 0
-    """Of attempts that came to nothing, as estimated, in units of money."""
+    """The cost of attempts that came to nothing, as estimated, in units of money."""
     saved: int = 0
     """What the cached ones would have cost, in units of money."""
     input_tokens: int = 0
@@ -103,7 +103,7 @@ class TaskSum:
     last: TaskWord | None = None
     """None: no call has ended yet."""
     replayed: int = 0
-    """Of the calls those that were given the answer of a kept step."""
+    """The number of the calls that were given the answer of a kept step."""
 
     @property
     def cost_usd(self) -> float:
@@ -135,14 +135,14 @@ class RunChange:
     """When the first of it happened, in wall-clock milliseconds."""
     last_ms: int
     tasks: Mapping[str, TaskSum] = field(default_factory=dict)
-    """By name; the empty one for calls that name no task."""
+    """The sums of tasks by name; the empty one for calls that name no task."""
     workflow: LastWrite[str] | None = None
     outcome: LastWrite[str] | None = None
-    """As told: `succeeded` or `failed`."""
+    """The outcome that a caller has given: `succeeded` or `failed`."""
     usable: LastWrite[bool] | None = None
-    """As told: whether somebody could use what came of the run."""
+    """The word of a caller on whether somebody could use what came of the run."""
     value_usd: LastWrite[float] | None = None
-    """As told: what it was worth, in US dollars."""
+    """The word of a caller on what it was worth, in US dollars."""
 
     def __add__(self, other: Self) -> RunChange:
         return RunChange(
@@ -167,7 +167,7 @@ class RunChange:
 
     @property
     def is_told(self) -> bool:
-        """Tells whether somebody has spoken of its outcome or its use."""
+        """Returns whether somebody has spoken of its outcome or its use."""
         return self.outcome is not None or self.usable is not None
 
     @property
@@ -200,7 +200,7 @@ class RunRecord:
 
     @property
     def has_bad_attempts(self) -> bool:
-        """Tells whether an attempt of its calls went wrong."""
+        """Returns whether an attempt of its calls went wrong."""
         return any(task.bad_attempts for task in self.so_far.tasks.values())
 
 
@@ -392,9 +392,9 @@ class RunOutcome(StrEnum):
     ABANDONED = "abandoned"
     """Idle before its end, and its last calls were good."""
     CANCELLED = "cancelled"
-    """Of a pipeline: somebody had it stopped."""
+    """Somebody had a run of a pipeline stopped."""
     UNKNOWN = "unknown"
-    """It is over, nobody has told, and its workflow is not declared."""
+    """The run is over, nobody has given its outcome, and its workflow is not declared."""
 
 
 Ends = Literal["last_task", "told", "idle"]
@@ -406,7 +406,7 @@ class WorkflowRules:
 
     name: str
     tasks: tuple[str, ...] = ()
-    """In order; the last one ends a run."""
+    """The tasks in order; the last one ends a run."""
     ends: Ends = "last_task"
     idle_s: float = IDLE_S
     """Without a call for so long, a run is over."""
@@ -420,7 +420,7 @@ class WorkflowRules:
     reserves: bool = True
     """Calls in flight count towards `usd_per_run` with what they may cost; False: only what was spent does."""
     labels: Mapping[str, tuple[str, str]] = field(init=False, repr=False, compare=False)
-    """By task: how the metrics name it."""
+    """By task, its names in the metrics."""
 
     has_budget: bool = field(init=False, repr=False, compare=False)
     """Calls of a run may be refused for what the run has had."""
@@ -448,7 +448,7 @@ class StepRequest:
     run: str
     step: str
     reruns: bool
-    """Asked another question than before, it is run again, and the new answer takes the place of the old one."""
+    """A step that is asked another question than before is run again, and the new answer takes the place of the old one."""
 
 
 @dataclass(slots=True)
@@ -456,22 +456,22 @@ class RunPart:
     """Which part of which run a call is."""
 
     workflow: str
-    """As it was said; empty: it was not."""
+    """The workflow as the call named it; empty: it did not."""
     run: str
     """Empty: it counts for its workflow, and for no run."""
     task: str
     labels: tuple[str, str]
-    """Of workflow and task, for metrics: declared names, or `other`."""
+    """The labels of workflow and task, for metrics: declared names, or `other`."""
     rules: WorkflowRules | None
     """None: the workflow is not declared."""
     outcome: str = ""
-    """What its caller has said that becomes of the run with this call."""
+    """The outcome that its caller gives the run with this call."""
     is_durable: bool = False
     """Its run is kept where its steps are."""
     is_in: bool = False
     """It counts as one of the run's calls in flight."""
     reserved: int = 0
-    """What it has reserved of the run's money, in units of money."""
+    """The part of the run's money that it has reserved, in units of money."""
     lost_tries: int = 0
     """Earlier tries of it that may have been paid for and whose end nobody has seen: their process died."""
     step: StepRequest | None = None
@@ -503,7 +503,7 @@ def outcome_of(record: RunRecord, rules: WorkflowRules | None, now: float) -> Ru
 
 
 def is_over(so_far: RunChange, rules: WorkflowRules | None, now: float) -> bool:
-    """Tells whether no more is expected of a run: nothing came for long enough, or its deadline has passed."""
+    """Returns whether no more is expected of a run: nothing came for long enough, or its deadline has passed."""
     now_ms = now * 1000
     idle_s = IDLE_S if rules is None else rules.idle_s
     if now_ms - so_far.last_ms >= idle_s * 1000:
@@ -512,7 +512,7 @@ def is_over(so_far: RunChange, rules: WorkflowRules | None, now: float) -> bool:
 
 
 def is_rescued(record: RunRecord, outcome: RunOutcome) -> bool:
-    """Tells whether the run succeeded although an attempt of its calls went wrong: what it has the gateway for."""
+    """Returns whether the run succeeded although an attempt of its calls went wrong: what it has the gateway for."""
     return outcome is RunOutcome.SUCCEEDED and record.has_bad_attempts
 
 

@@ -154,7 +154,7 @@ def _in_metadata(metadata: Mapping[str, object], name: str) -> str:
 
 
 MOST_NAMES = 1024
-"""Of what is remembered; when there are more, it begins anew."""
+"""The most names that are remembered; when there are more, it begins anew."""
 
 
 class RunParts:
@@ -170,7 +170,7 @@ class RunParts:
     def __init__(self, workflows: Workflows) -> None:
         self.workflows = workflows
         self._names: dict[tuple[str, bytes | None, bytes | None, bytes | None], RunPart] = {}
-        """By a key's workflow and the headers that name workflow, task and step: what they make of whatever run."""
+        """By a key's workflow and the headers that name workflow, task and step, what they make of whatever run."""
         self._runs: dict[bytes, str] = {}
 
     def remembered(self) -> int:
@@ -221,7 +221,7 @@ KEPT_STEP = "step"
 """The layer of reuse that gives the answers of kept steps."""
 RUN_BYTES = 1024
 STEP_BYTES = 256
-"""What a run, or a step, is reckoned with besides the bytes of its answer."""
+"""The bytes that a run, or a step, is reckoned with besides the bytes of its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class StepAbout:
     endpoint: str
     usage: Usage | None
     cost_usd: float | None
-    """What the first call has cost; None: it has no price."""
+    """The cost of the first call; None: it has no price."""
     model: str
     target: str
     source: str
@@ -249,7 +249,7 @@ class StepAbout:
     created_at: float
     keep_until: float
     bytes: int
-    """Of the body."""
+    """The bytes of the body."""
 
     @property
     def size(self) -> int:
@@ -274,7 +274,7 @@ class StoredRun(NamedTuple):
     """When something of it was last kept."""
     bytes: int
     steps: int
-    """So many steps are kept."""
+    """The number of steps that are kept."""
 
 
 Close = Callable[[RunRecord], RunRecord | None]
@@ -343,7 +343,7 @@ class RunQuery(NamedTuple):
     """Tenant and id of the last run of the page before."""
     workflow: str | None = None
     matches: Callable[[RunRecord], bool] | None = None
-    """Says which are wanted, such as those of an outcome; called in any thread."""
+    """Returns whether a run is wanted, such as those of an outcome; called in any thread."""
 
 
 class RunPage(NamedTuple):
@@ -368,7 +368,7 @@ def changed(kept: RunRecord | None, wanted: RunToChange) -> RunChanged | None:
 
 
 def is_wanted(record: RunRecord, query: RunQuery) -> bool:
-    """Tells whether a run belongs into the list."""
+    """Returns whether a run belongs into the list."""
     if query.workflow is not None and record.workflow != query.workflow:
         return False
     return query.matches is None or query.matches(record)

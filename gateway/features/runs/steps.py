@@ -310,7 +310,7 @@ class HeldStep:
     step: StoredStep
     replaces: bool
     then: list[Callable[[], None]] = field(default_factory=list)
-    """To be called once it is kept."""
+    """The functions that are called once it is kept."""
 
 
 class StepStore:
@@ -326,7 +326,7 @@ class StepStore:
         self.write_behind: WriteBehindSum | None = None
         """None: nobody keeps the sums of runs."""
         self._held: dict[bytes, HeldStep] = {}
-        """By record."""
+        """The held steps by record."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def find(self, call: Call, ask: StepRequest, record: bytes) -> StoredStep | None:
@@ -438,7 +438,7 @@ class StepStore:
 
 
 def is_kept(call: Call, reply: Reply, body: bytes) -> bool:
-    """Tells whether an answer is a step's: a complete one, or an error that the same request would always get.
+    """Returns whether an answer is a step's: a complete one, or an error that the same request would always get.
 
     One that is not what its model's policy wants (`output`) is given, but is none to build on: the next call asks again.
     """

@@ -486,7 +486,7 @@ class LineCommits:
 # --- the chunk ---
 
 LOOK_S, IDLE_LOOK_S = 0.02, 1.0
-"""Between looks whether held lines have been let through, and where none is held; what ends sets `_news`."""
+"""Seconds between looks whether held lines have been let through, and where none is held; what ends sets `_news`."""
 HELD_PART = 8
 """One part in so many of the window may be held by the delay queue: enough to use a limit up, and few enough for others."""
 log = logging.getLogger("gateway.jobs")

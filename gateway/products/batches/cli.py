@@ -65,7 +65,7 @@ def _begin(client: CallerClient, options: argparse.Namespace, progress: Progress
 
 
 def _is_batch(file: Path) -> bool:
-    """Tells whether the id of a batch was named in the place of a file."""
+    """Returns whether the id of a batch was named in the place of a file."""
     return _BATCH_ID.fullmatch(str(file)) is not None and not file.exists()
 
 

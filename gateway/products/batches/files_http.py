@@ -162,7 +162,7 @@ class UploadForm:
         self.fields: dict[str, str] = {}
         """Those that are complete, by name."""
         self.filename: str | None = None
-        """As the client called the file, without folders; None: it has not begun."""
+        """The client's name of the file, without folders; None: it has not begun."""
         self.is_complete = False
         self._file: list[bytes] = []
         self._field_bytes = 0
@@ -249,7 +249,7 @@ MOST_LISTED = 10_000
 LEAST_BYTES_PER_S = 65_536
 """An upload may take the time of other bodies, and a second more for each of these."""
 LEAST_LIFE_S, LONGEST_LIFE_S = 3600, 2_592_000
-"""That `expires_after` may ask for."""
+"""The lives that `expires_after` may ask for."""
 
 
 # --- the routes ---

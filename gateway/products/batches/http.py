@@ -45,7 +45,7 @@ from gateway.products.routes import RelayedResponse, caller_of, limit_of, own_ro
 from gateway.routes import ENDPOINTS, WORK, json_response
 
 LONGEST_S = 10.0
-"""So long the provider is waited for."""
+"""Seconds for which the provider is waited for."""
 FAILED = b"x-gateway-provider-list"
 
 

@@ -128,7 +128,7 @@ class BatchLine(NamedTuple):
 
     custom_id: str
     body: bytes
-    """As it was uploaded."""
+    """The body, as it was uploaded."""
     parsed: dict[str, Any]
     """The same, read."""
 
@@ -140,9 +140,9 @@ class LineRules:
     endpoint: str
     """Below the base URL, such as `/chat/completions`."""
     fault_of_model: Callable[[str], LineProblem | None]
-    """Tells why the batch's key cannot use a model."""
+    """Returns why the batch's key cannot use a model."""
     fault_of_fields: Callable[[dict[str, Any]], LineProblem | None] | None = None
-    """Tells what else of a body is not for this key; None: it may send anything."""
+    """Returns what else of a body is not for this key; None: it may send anything."""
 
 
 def check_line(text: bytes, rules: LineRules) -> CheckedLine | LineProblem:
@@ -362,7 +362,7 @@ class InputCheck:
         self.problems: list[LineProblem] = []
         self.more_problems = 0
         self.is_hopeless = False
-        """It is wrong as a whole; nothing more has to be read."""
+        """The input is wrong as a whole; nothing more has to be read."""
 
     @property
     def models(self) -> list[str]:
@@ -554,7 +554,7 @@ class ChunkInput:
         self._unknown = []
 
     def has_any(self, away: Collection[int]) -> bool:
-        """Tells whether there are lines for other models than those."""
+        """Returns whether there are lines for other models than those."""
         return any(line.model not in away for line in self._read) or self._is_left(away)
 
     async def next_lines(self, most: int, away: Collection[int] = ()) -> list[InputLine]:

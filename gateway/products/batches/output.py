@@ -274,11 +274,11 @@ class BatchRequest:
     endpoint: str
     """Such as `/v1/chat/completions`."""
     window: str
-    """As the caller wrote it."""
+    """The `completion_window`, as the caller wrote it."""
     window_s: float
     metadata: Mapping[str, str]
     output_lasts_s: float | None
-    """For how long its files are kept, where the caller says so."""
+    """Seconds for which its files are kept, where the caller says so."""
 
 
 def read_batch_request(fields: Mapping[str, Any], endpoints: Collection[str]) -> BatchRequest:

@@ -21,7 +21,7 @@ _EXPIRED_BYTES = (
     "SELECT coalesce(sum(bytes), 0) FROM files INDEXED BY files_expires "
     "WHERE gone IS NULL AND expires <= ? AND (? = '' OR tenant = ?)"
 )
-"""Of files that have expired, but still count: `find_garbage` sees to them."""
+"""The bytes of files that have expired, but still count: `find_garbage` sees to them."""
 _IS_USED = (
     "SELECT EXISTS (SELECT 1 FROM files WHERE blob = ? AND gone IS NULL) OR "
     "EXISTS (SELECT 1 FROM jobs WHERE reads = ? AND reads != '' AND ended IS NULL) OR "

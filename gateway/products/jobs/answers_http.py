@@ -240,7 +240,7 @@ def show_page(page: JobPage) -> dict[str, Any]:
 
 
 def _may_have_answer(job: Job) -> bool:
-    """Tells whether the job is of the kind that has an answer, and has come to its end by itself; a batch has files."""
+    """Returns whether the job is of the kind that has an answer, and has come to its end by itself; a batch has files."""
     kinds = JobKind.CALL, JobKind.RUN, JobKind.RESPONSE
     return job.kind in kinds and job.state in (JobState.SUCCEEDED, JobState.FAILED)
 

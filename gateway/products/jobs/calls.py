@@ -149,7 +149,7 @@ class StoredRequest(NamedTuple):
     """A request as a job keeps it. No credential: the job runs on the keys of the config."""
 
     id: str
-    """Of the call that is made of it, for logs and traces."""
+    """The id of the call that is made of it, for logs and traces."""
     endpoint: str
     """Such as `/v1/chat/completions`."""
     body: bytes
@@ -160,17 +160,17 @@ class StoredRequest(NamedTuple):
     tenant: str
     lane: Lane
     deadline_s: float
-    """From now: the job's own time that is left."""
+    """Seconds from now: the job's own time that is left."""
     group_most: int = 0
-    """So many inputs may go to a provider together with its own; 0: as its model has it."""
+    """The most inputs that go to a provider together with its own; 0: as its model has it."""
     parsed: dict[str, Any] | None = None
     """The body, read, where it is known to be one that all parsers read alike: then nobody reads it again."""
     idempotency_key: bytes | None = None
-    """It is served under the record of this key, as if its caller had sent it again: whoever runs first pays."""
+    """The request is served under the record of this key, as if its caller had sent it again: whoever runs first pays."""
     part: RunWords = RunWords()
-    """Which part of which run its call is."""
+    """The part of a run that its call is."""
     query: bytes = b""
-    """What the caller had behind the path, which goes to a provider, too."""
+    """The caller's query behind the path, which goes to a provider, too."""
     step: StepOfRun | None = None
     """None: it is no step."""
     is_held: bool = False
@@ -211,7 +211,7 @@ class NativeAccounts(Protocol):
     """What keys may spend, where no call is made of it."""
 
     def is_spent(self, key: Key) -> bool:
-        """Tells whether the key has nothing left of its budget."""
+        """Returns whether the key has nothing left of its budget."""
         ...
 
     def paid(self, key: Key, usd: float) -> None:
@@ -220,7 +220,7 @@ class NativeAccounts(Protocol):
 
     @property
     def outlives(self) -> bool:
-        """Tells whether what is booked is known to whoever comes after this process."""
+        """Returns whether what is booked is known to whoever comes after this process."""
         ...
 
     async def charge(self, key: Key, usd: float) -> int | None:
@@ -339,11 +339,11 @@ class TryResult:
 
     verdict: WorkVerdict
     answer: ServedAnswer | None = None
-    """As the caller would have got it; None: it was broken off."""
+    """The answer, as the caller would have got it; None: it was broken off."""
     error: JobError | None = None
     usage: Usage | None = None
     cost_usd: float | None = None
-    """What its attempts have cost; None: not priced."""
+    """The cost of its attempts; None: not priced."""
 
 
 class CallServer:
@@ -442,7 +442,7 @@ def with_version(endpoint: str, headers: Sequence[tuple[bytes, bytes]]) -> Seque
 
 
 def is_of_messages(endpoint: str) -> bool:
-    """Tells whether an endpoint, such as `/v1/messages`, is that of Anthropic's Messages."""
+    """Returns whether an endpoint, such as `/v1/messages`, is that of Anthropic's Messages."""
     return endpoint.removeprefix("/v1") == MESSAGES
 
 

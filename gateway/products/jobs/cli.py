@@ -34,7 +34,7 @@ from gateway.products.jobs.rules import JobSettings
 from gateway.workers.worker import running, serve
 
 TIMEOUT_S = 60.0
-"""Of each wait for the gateway: it answers an upload when the file is on its disk."""
+"""Seconds of each wait for the gateway: it answers an upload when the file is on its disk."""
 MAY_PASS = (408, 429)
 
 
@@ -284,14 +284,14 @@ def job_facts(job: Mapping[str, Any]) -> str:
 
 
 def cancelled(job: Mapping[str, Any]) -> str:
-    """Tells what came of the wish that a job stop."""
+    """Returns what came of the wish that a job stop."""
     if job["status"] in ENDS:
         return f"{safe(job['id'])} has ended: {_status(job)}"
     return f"{safe(job['id'])} is stopping; it is {job['status']}"
 
 
 def batch_progress(batch: Mapping[str, Any], paused: str | None) -> str:
-    """Tells how far a batch is, in few words."""
+    """Returns how far a batch is, in few words."""
     counts = batch["request_counts"] or {}
     total, failed = counts.get("total", 0), counts.get("failed", 0)
     words = [f"{safe(batch['id'])} {safe(batch['status'])}"]
@@ -305,7 +305,7 @@ def batch_progress(batch: Mapping[str, Any], paused: str | None) -> str:
 
 
 def batch_end(batch: Mapping[str, Any], output: str | None, errors: str | None) -> str:
-    """Tells how a batch has ended, and where its files are."""
+    """Returns how a batch has ended, and where its files are."""
     counts = batch["request_counts"]
     answered = f"{counts['completed']:,} of {counts['total']:,} lines answered" + (f": {output}" if output else "")
     failed = f"; {counts['failed']:,} failed" + (f": {errors}" if errors else "") if counts["failed"] else ""
@@ -314,7 +314,7 @@ def batch_end(batch: Mapping[str, Any], output: str | None, errors: str | None) 
 
 
 def batch_problems(batch: Mapping[str, Any]) -> str:
-    """Tells what is wrong with the input of a batch, a problem a line."""
+    """Returns what is wrong with the input of a batch, a problem a line."""
     found = (batch["errors"] or {}).get("data") or []
     lines = [
         f"{'' if one['line'] is None else 'line {:,}: '.format(one['line'])}{safe(one['message'])} ({safe(one['code'])})"

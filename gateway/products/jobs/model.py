@@ -121,7 +121,7 @@ RUN: Final = "run_gw"
 Mark = Literal["file-gw", "batch_gw", "resp_gw", "job_gw", "evt_gw", "msg_gw", "dl_gw", "run_gw"]
 
 Role = Literal["output", "errors"]
-"""What a file of a batch's own is to it."""
+"""The role of a batch's own file."""
 
 DRAW_BYTES = 16
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -258,7 +258,9 @@ class JobKind(StrEnum):
     RESPONSE = "response"
     """Serves one request for a response, whose events are kept in a log; the answer is that of its last event."""
     DELIVERY = "delivery"
-    """Tells a webhook of the end of another job. It is nobody's: its tenant is empty, so that no tenant ever meets it."""
+    """The delivery of the end of another job to a webhook. It is nobody's: its tenant is empty, so that no tenant ever meets
+    it.
+    """
     REPLAY = "replay"
     """Has dead letters run again, some a second. It is nobody's, too."""
     RUN = "run"
@@ -284,7 +286,7 @@ class JobState(StrEnum):
 
     @property
     def is_end(self) -> bool:
-        """Tells whether nothing more can happen to the job."""
+        """Returns whether nothing more can happen to the job."""
         return self in ENDS
 
 
@@ -323,9 +325,9 @@ class JobError(NamedTuple):
     target: str = ""
     """The target, or the webhook, that failed last; empty: it is not known."""
     phase: str = ""
-    """How far the attempt had come; empty: it is not known."""
+    """The progress of the attempt; empty: it is not known."""
     cost_usd: float = 0.0
-    """What the attempt has cost."""
+    """The cost of the attempt."""
 
 
 class Tally(NamedTuple):
@@ -357,7 +359,7 @@ class Job:
     is_urgent: bool
     """It goes before the others of its segment and lane."""
     model: str
-    """As the caller named it; empty: the lines of a batch name several."""
+    """The model as the caller named it; empty: the lines of a batch name several."""
     state: JobState
     created_at: float
     run_at: float
@@ -421,13 +423,13 @@ class Accepted(NamedTuple):
     """A store's answer to a new job."""
 
     job: Job
-    """As it is kept: the new one, or the one that was there."""
+    """The job as it is kept: the new one, or the one that was there."""
     is_new: bool = True
     """False: it was there already, or has taken the place of one that was scheduled."""
     is_conflict: bool = False
     """The dedupe key belongs to a job with another payload, which is not shown to anybody."""
     debounced: int = 0
-    """How many payloads it has replaced so far."""
+    """The number of payloads it has replaced so far."""
 
 
 class ClaimAsk(NamedTuple):
@@ -500,7 +502,7 @@ class JobQuery(NamedTuple):
     """None: everybody's, for operators."""
     kind: JobKind | None = None
     statuses: Sequence[str] = ()
-    """As `job_status` has them; empty: any."""
+    """The statuses as `job_status` has them; empty: any."""
     after: str | None = None
     """The id of the last job of the page before."""
     limit: int = 20
@@ -550,7 +552,7 @@ class ChunkPlan(NamedTuple):
     total: int
     lines_per_chunk: int
     parallel: int
-    """So many chunks for each gateway at work wait or run at a time, at most; 1: one in all."""
+    """The most chunks for each gateway at work that wait or run at a time; 1: one in all."""
 
     @property
     def chunks(self) -> int:

@@ -134,7 +134,7 @@ class RedisJobStore:
 
     @property
     def is_well(self) -> bool:
-        """Tells whether jobs are expected to be kept: the last answer of the Redis came, and it may keep jobs."""
+        """Returns whether jobs are expected to be kept: the last answer of the Redis came, and it may keep jobs."""
         return self._partitions.is_well and not self._problem
 
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:

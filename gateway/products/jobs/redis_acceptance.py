@@ -486,7 +486,7 @@ class RedisWrites:
         return await self._steps.write("finish", work, change, lambda job: job.ended_by == str(work.fence))
 
     async def look(self, works: Sequence[ClaimedWork]) -> list[WriteResult]:
-        """Tells whether claims hold, and what was asked of their jobs."""
+        """Returns whether claims hold, and what was asked of their jobs."""
         results = []
         for work in works:
             results.append(await self._steps.write("look", work, lambda *_: None, lambda _: False))

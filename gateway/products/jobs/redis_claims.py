@@ -108,7 +108,7 @@ T = TypeVar("T")
 MOST_KNOWN = 4096
 """Jobs of which this process remembers how it last saw them, and writes without an answer that it remembers."""
 MOST_TRIES = 100
-"""Of each round of tries about one job one is written, so that nobody waits for ever."""
+"""The tries to write about one job: of each round of tries one is written, so that nobody waits for ever."""
 
 
 # --- steps of jobs with their pieces ---
@@ -130,13 +130,13 @@ class StepEffects:
     replays_letter: bool = False
     """The step is about a letter that was read before it: where that has changed, the step is not taken."""
     is_forced: bool = False
-    """It is written though the job is as it was."""
+    """The step is written though the job is as it was."""
 
 
 Change = Callable[[PieceMachine, WholeJob, float, StepEffects], None]
 """Changes a job that was read."""
 Evidence = Callable[[RedisJob], bool]
-"""Tells whether a write about a claim was done, by what it left behind."""
+"""Returns whether a write about a claim was done, by what it left behind."""
 
 
 class RedisSteps:
@@ -151,7 +151,7 @@ class RedisSteps:
         self._unacknowledged: set[tuple[str, str, int, int]] = set()
         """Writes about claims whose answers were lost."""
         self.workers = 1
-        """How many gateways share the work, as of the last look."""
+        """The number of gateways that share the work, as of the last look."""
 
     def learn(self, job_id: str, seen: RedisJob) -> None:
         """Remembers a job as it was just seen."""
@@ -219,7 +219,7 @@ class RedisSteps:
         return NOT_OURS if result is None else result
 
     def is_unacknowledged(self, name: str, work: ClaimedWork) -> bool:
-        """Tells whether the answer of such a write about the claim was lost, and it was not repeated since."""
+        """Returns whether the answer of such a write about the claim was lost, and it was not repeated since."""
         return (name, work.job.id, work.piece, work.fence) in self._unacknowledged
 
     async def state_of(self, work: ClaimedWork) -> WriteResult:
@@ -453,7 +453,7 @@ class RedisClaims:
                 break
 
     def _rests(self, partition: int) -> bool:
-        """Tells whether a look can be left out: there was nothing a moment ago, and nothing came from here since."""
+        """Returns whether a look can be left out: there was nothing a moment ago, and nothing came from here since."""
         now_s = time.monotonic()
         rests = (
             (self._first + partition) % RESTS == 0
@@ -467,7 +467,7 @@ class RedisClaims:
         return False
 
     def is_silent(self) -> bool:
-        """Tells whether nobody has looked for a while."""
+        """Returns whether nobody has looked for a while."""
         return self._is_hasty or min(self._looked_at) + SILENT_S < time.monotonic()
 
     async def look(self) -> None:

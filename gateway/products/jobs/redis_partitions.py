@@ -34,7 +34,7 @@ WAIT_MS: Final = 1500
 SHORT_WAIT_MS: Final = 100
 """The same once it was found so, until it can again: what has been accepted goes on without it."""
 SLOW_S: Final = 2.0
-"""After so long a server that writes to its disk every second has done so."""
+"""Seconds after which a server that writes to its disk every second has done so."""
 PROBED: Final = 512
 """Slots that are tried for servers of a cluster; one with a hundredth of all is found for certain."""
 OLDEST: Final = (6, 2)

@@ -19,12 +19,14 @@ from gateway.products.jobs.webhooks.outward import NotPublic, read_public_url
 
 MOST_RUN_AT_S: Final = 366 * 86_400.0
 MOST_DEADLINE_S: Final = 2 * MOST_RUN_AT_S
-"""From now: a year after the latest begin. A time without end, or of hundreds of digits, is none that a store could keep."""
+"""Seconds from now: a year after the latest begin. A time without end, or of hundreds of digits, is none that a store could
+keep.
+"""
 MOST_WAIT_S: Final = 600.0
 MOST_KEY_CHARS: Final = 256
 MOST_METADATA, MOST_NAME_CHARS, MOST_VALUE_CHARS = 16, 64, 512
 URGENT_FROM: Final = 7
-"""Of the priorities 0 to 9."""
+"""The lowest urgent one of the priorities 0 to 9."""
 USUAL_PRIORITY: Final = 5
 FIELDS: Final = frozenset((
     "endpoint", "body", "run_at", "delay", "priority", "lane", "deadline", "max_attempts", "dedupe_key", "debounce", "metadata",

@@ -16,7 +16,7 @@ _BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)
 Accept = Literal["fsync", "replicated", "fast"]
 """What a Redis has to have done before a job counts as taken: written it to its disk, told a replica, or nothing more."""
 IN_REDIS = "redis"
-"""In the place of a folder: blobs are in the Redis that has the jobs."""
+"""The word in the place of a folder: blobs are in the Redis that has the jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class JobSettings:
     max_bytes: int = 50 * 1024**3
     max_bytes_per_tenant: int = 20 * 1024**3
     max_response_log_bytes: int = 16 * 1024 * 1024
-    """Of the events of one response in the background; of a longer one the log goes."""
+    """The bytes of the events of one response in the background; of a longer one the log goes."""
     max_response_bytes_per_tenant: int = 1024**3
-    """Of kept responses; those put first go early."""
+    """The bytes of kept responses; those put first go early."""
     max_run_bytes_per_tenant: int = 1024**3
-    """Of runs with their steps; those touched least lately go early."""
+    """The bytes of runs with their steps; those touched least lately go early."""
     min_free_bytes: int = 1024**3
     max_open_jobs: int = 1_000_000
     max_open_jobs_per_tenant: int = 100_000
 
     @property
     def is_on(self) -> bool:
-        """Tells whether this gateway has a store of jobs."""
+        """Returns whether this gateway has a store of jobs."""
         return bool(self.store) or self.redis is not None
 
 
@@ -81,11 +81,11 @@ class NativeRules:
     min_lines: int = 500
     """A smaller batch is done sooner through the gateway."""
     part_lines: int = 1000
-    """Of one batch at a provider, at most."""
+    """The most lines of one batch at a provider."""
     take_back_after: float = 0.5
     """The part of a batch's time after which what is not done there runs here."""
     price_factor: float | None = None
-    """What a token costs there, as a part of its usual price; None: by the price list, else `USUAL_FACTOR`."""
+    """The price of a token there, as a part of its usual price; None: by the price list, else `USUAL_FACTOR`."""
     split: Mapping[str, int] = field(default_factory=dict)
     """Weights by the names of providers; empty: all goes to the first target's provider."""
 
@@ -106,7 +106,7 @@ class BatchRules:
     slice_s: float = 10.0
     """A chunk that takes longer lets others go first."""
     brake_after: int = 20
-    """So many lines in a row that fail with a class of `brake_classes` slow the batch down to single tries."""
+    """The lines in a row that, when they fail with a class of `brake_classes`, slow the batch down to single tries."""
     brake_classes: frozenset[str] = frozenset(
         ("auth", "connection", "permission", "not_found", "model_not_found", "quota_exhausted")
     )
@@ -115,16 +115,16 @@ class BatchRules:
     """Lines for embeddings or moderations go to the provider together, with at most so many inputs; 0: each by itself."""
     native: NativeRules = NativeRules()
     most_at_once: int | None = None
-    """So many lines of a batch run at a time, whatever the window is, and one chunk; None: there is no such bound."""
+    """The most lines of a batch that run at a time, whatever the window is, and one chunk; None: there is no such bound."""
 
     @property
     def goes_native(self) -> bool:
-        """Tells whether lines may go to a provider's own Batch API."""
+        """Returns whether lines may go to a provider's own Batch API."""
         return self.run in ("native", "cheapest")
 
     @property
     def asks_for_flex(self) -> bool:
-        """Tells whether lines that run here ask for the tier that is served when there is room."""
+        """Returns whether lines that run here ask for the tier that is served when there is room."""
         return self.run in ("flex", "cheapest")
 
 
@@ -150,7 +150,7 @@ class DegradeRules:
 
 
 DeadLines = Literal["poison", "transient", "never"]
-"""Which lines of batches become dead letters: those that crash the process, or failed for what an operator can mend; besides
+"""The lines of batches that become dead letters: those that crash the process, or failed for what an operator can mend; besides
 those that failed for now, again and again; none. All others are their caller's, in its error file.
 """
 
@@ -160,14 +160,14 @@ class DeadLetterRules:
     """How dead letters are kept."""
 
     max_bytes: int = 2 * 1024**3
-    """Of payloads; above that those of the oldest letters go."""
+    """The most bytes of payloads; above that those of the oldest letters go."""
     samples: int = 5
     """The newest letters that a group is shown with."""
     lines: DeadLines = "transient"
 
 
 OnCrash = Literal["restart", "fail"]
-"""What becomes of a response whose model was broken off while it spoke: another run of it, or its end."""
+"""The fate of a response whose model was broken off while it spoke: another run of it, or its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class JobRules:
 
     attempts: int = 5
     deadline_s: float = 86_400.0
-    """Of a job that names none, from its `run_at` on."""
+    """The deadline of a job that names none, from its `run_at` on."""
     backoff: Backoff = _BACKOFF
     by_cost: Sequence[CostRule] = (CostRule(2, above_usd=0.25), CostRule(10, below_usd=0.0001))
     """The first that fits says how often a job is tried whose attempt costs so much."""
@@ -195,14 +195,14 @@ class JobRules:
     )
     keep_jobs_s: float = 7 * 86_400.0
     keep_files_s: float = 30 * 86_400.0
-    """Of files whose upload names no time of its own."""
+    """The life of files whose upload names no time of its own."""
     keep_dead_s: float = 30 * 86_400.0
     keep_background_s: float = 600.0
-    """Of responses that ran in the background and did not ask to be stored, from their ends on."""
+    """The life of responses that ran in the background and did not ask to be stored, from their ends on."""
     keep_responses_s: float = 30 * 86_400.0
-    """Of responses that are stored."""
+    """The life of responses that are stored."""
     keep_runs_s: float = 7 * 86_400.0
-    """Of runs that have steps, and of each step, from when it was kept on."""
+    """The life of runs that have steps, and of each step, from when it was kept on."""
     dedupe_for_s: float = 86_400.0
     dead_letters: DeadLetterRules = DeadLetterRules()
     allow_request_urls: bool = False
@@ -226,5 +226,5 @@ class Jobs:
 
     @property
     def is_on(self) -> bool:
-        """Tells whether this gateway has a store of jobs."""
+        """Returns whether this gateway has a store of jobs."""
         return self.settings.is_on

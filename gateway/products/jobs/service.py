@@ -153,7 +153,7 @@ class JobService:
         return await (await self._engine.reader()).list_jobs(query)
 
     def stands(self, job: Job) -> bool:
-        """Tells whether a job still stands for its key: it may come to something, or has, and is not too old."""
+        """Returns whether a job still stands for its key: it may come to something, or has, and is not too old."""
         is_void = job.state.is_end and job.state is not JobState.SUCCEEDED
         return not is_void and self._clock.wall() < job.created_at + self._rules().dedupe_for_s
 

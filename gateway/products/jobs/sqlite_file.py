@@ -62,11 +62,11 @@ class JobsFile:
 
     @property
     def is_well(self) -> bool:
-        """Tells whether the last attempt to write did not fail."""
+        """Returns whether the last attempt to write did not fail."""
         return self._thread.is_well
 
     def is_quiet(self, now: float) -> bool:
-        """Tells whether it is known that nothing is ready or due."""
+        """Returns whether it is known that nothing is ready or due."""
         return now < self._quiet_until
 
     def note_quiet(self, until: float, changes: int) -> None:

@@ -235,7 +235,7 @@ class FileJob:
 
     @property
     def is_given_up(self) -> bool:
-        """Tells whether a `told` job need not be done any more."""
+        """Returns whether a `told` job need not be done any more."""
         return self._verdict is not None and self._verdict.locked()
 
 

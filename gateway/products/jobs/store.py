@@ -81,7 +81,7 @@ class Blobs(Protocol):
         ...
 
     async def belong_to(self, store: str) -> bool:
-        """Tells whether all blobs are those of the store of this identity: no other has ever asked.
+        """Returns whether all blobs are those of the store of this identity: no other has ever asked.
 
         False also where they are not to be searched. Raises JobsUnavailable.
         """
@@ -191,7 +191,7 @@ class JobStore(Protocol):
 
     @property
     def is_well(self) -> bool:
-        """Tells whether jobs are expected to be kept: the last attempt to write did not fail."""
+        """Returns whether jobs are expected to be kept: the last attempt to write did not fail."""
         ...
 
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:

@@ -49,7 +49,7 @@ PAYLOAD_KEPT = (JobState.FAILED, JobState.EXPIRED)
 
 
 def keeps_payload(job: Job, state: JobState) -> bool:
-    """Tells whether the payload of a job that ends so is kept; nobody runs a response again, whose input is kept elsewhere."""
+    """Whether the payload of a job that ends so is kept; nobody runs a response again, whose input is kept elsewhere."""
     return state in PAYLOAD_KEPT and job.kind is not JobKind.RESPONSE
 
 
@@ -168,7 +168,7 @@ def woken(job: Job) -> Job:
 
 
 def goes_on_to_stop(job: Job) -> bool:
-    """Tells whether a job that is to stop does not end by that: its worker ends it, once it has seen to its children."""
+    """Returns whether a job that is to stop does not end by that: its worker ends it, once it has seen to its children."""
     return job.kind is JobKind.RUN and job.started_at is not None
 
 
@@ -216,17 +216,17 @@ def counted(tally: Tally, results: Sequence[LineResult]) -> Tally:
 
 
 def is_past_stopping(job: Job) -> bool:
-    """Tells whether a deadline has no say any more: the job has ended, is to stop, or is being put together."""
+    """Returns whether a deadline has no say any more: the job has ended, is to stop, or is being put together."""
     return job.state.is_end or job.ends_as is not None or (job.kind is JobKind.BATCH and job.stage is Stage.FINALISE)
 
 
 def is_overdue(job: Job, now: float) -> bool:
-    """Tells whether the deadline has passed of a job with which it has a say."""
+    """Returns whether the deadline has passed of a job with which it has a say."""
     return job.deadline <= now and not is_past_stopping(job)
 
 
 def is_chunk(job: Job, piece: int) -> bool:
-    """Tells whether a piece is a chunk of a batch."""
+    """Returns whether a piece is a chunk of a batch."""
     return job.kind is JobKind.BATCH and piece >= 0
 
 
@@ -247,7 +247,7 @@ def written(job: Job) -> WriteResult:
 
 
 def matches(job: Job, query: JobQuery) -> bool:
-    """Tells whether a job of the right tenant is one that the query asks for."""
+    """Returns whether a job of the right tenant is one that the query asks for."""
     metadata = job.about.get("metadata") or {}
     return (
         query.kind in (None, job.kind)
@@ -272,7 +272,7 @@ class PieceRecord:
     claims: int = 0
     fence: int = 0
     has_news: bool = field(default=False, compare=False)
-    """Of a run that is claimed: a child has ended since, or it was told to stop."""
+    """A child of a claimed run has ended since, or the run was asked to stop."""
 
 
 @dataclass(slots=True)
@@ -293,7 +293,7 @@ class WholeJob:
 
     @property
     def is_claimed(self) -> bool:
-        """Tells whether a worker has a piece of it."""
+        """Returns whether a worker has a piece of it."""
         return any(piece.state == "claimed" for piece in self.pieces.values())
 
 

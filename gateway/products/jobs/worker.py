@@ -79,7 +79,7 @@ class RunningWork:
         self._pauses: set[asyncio.Event] = set()
         self.task: asyncio.Task[None] | None = None
         self.held_bytes = len(work.payload)
-        """Of its request, and of the answer that waits for the store."""
+        """The bytes of its request, and of the answer that waits for the store."""
 
     def note(self, result: WriteResult) -> bool:
         """Heeds a store's answer; returns whether the piece is still this worker's. Once it is not, its task is cancelled."""
@@ -172,7 +172,9 @@ async def committed(writer: BlobWriter) -> int:
 log = logging.getLogger("gateway.jobs")
 
 LOOK_S = 1.0
-"""So often the store is asked for work when nothing wakes the worker, and what was asked of running jobs is looked at."""
+"""Seconds after which the store is asked for work when nothing wakes the worker, and what was asked of running jobs is looked
+at.
+"""
 LONGEST_PAUSE_S = 10.0
 """The longest wait before a store that cannot be asked is asked again."""
 MOST_HELD_BYTES = 256 * 1024 * 1024
@@ -407,7 +409,7 @@ class CrashSuspects:
         self._clock = clock
         self._turn = asyncio.Lock()
         self._crashes: dict[str, int] = {}
-        """Of all that were met here, deaths while they ran alone; those that have ended since stay, as a warning."""
+        """By job of all that were met here, deaths while they ran alone; those that have ended since stay, as a warning."""
         self._waiting: dict[str, float] = {}
         """When those that wait to run alone were last claimed here."""
 
@@ -437,7 +439,7 @@ class CrashSuspects:
                 await run(running)
 
     def _is_next(self, job_id: str, *, is_new: bool) -> bool:
-        """Tells whether no job is known that is less suspicious: the others of a claim are known a moment later."""
+        """Returns whether no job is known that is less suspicious: the others of a claim are known a moment later."""
         crashes, now = self._crashes[job_id], self._clock.monotonic()
         if is_new and crashes:
             return False
@@ -518,7 +520,7 @@ class JobEngine:
 
     @property
     def is_closing(self) -> bool:
-        """Tells whether the process is on its way out: nobody should wait here for a job any more."""
+        """Returns whether the process is on its way out: nobody should wait here for a job any more."""
         return self._is_closed
 
     def health(self) -> str:

@@ -111,7 +111,7 @@ def changed_body(endpoint: CallEndpoint, body: Mapping[str, Any], answer: Mappin
 
 
 def _is_alike(change: Mapping[str, Any], body: Mapping[str, Any], field: str) -> bool:
-    """Tells whether a change is of a kind that can stand there: messages with roles, or texts."""
+    """Returns whether a change is of a kind that can stand there: messages with roles, or texts."""
     value = change.get(field)
     if field == "messages":
         return bool(value) and isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value)
@@ -347,7 +347,7 @@ def go_on_with_items(
 
 
 def has_repairs(step: Step, state: StepState) -> bool:
-    """Tells whether requests of a step with items may still be repaired, once their failures are known."""
+    """Returns whether requests of a step with items may still be repaired, once their failures are known."""
     is_early = state.part is not StepPart.SECOND and state.phase is StepPhase.DONE
     return bool(step.on_failure.model and step.for_each is not None and is_early and state.failed)
 
@@ -386,7 +386,7 @@ def _accepted(step: Step, state: StepState) -> Values:
 
 
 def advance(plan: PipelinePlan, run: RunStates) -> Decision:
-    """Says what is to be done next. Raises TooLong where others wait for it, and it is too much for that."""
+    """Returns what is to be done next. Raises TooLong where others wait for it, and it is too much for that."""
     known: dict[str, Mapping[str, Any]] = {}
     settled: set[str] = set()
     starts: list[StepStart] = []
@@ -609,7 +609,7 @@ def _read(plan: PipelinePlan, text: str) -> Any:
 
 
 def _wants_structure(plan: PipelinePlan) -> bool:
-    """Tells whether the schema takes an object or a list, and no text."""
+    """Returns whether the schema takes an object or a list, and no text."""
     schema = plan.input_schema or {}
     kind = schema.get("type", "object" if "required" in schema or "properties" in schema else None)
     return kind in ("object", "array")

@@ -30,10 +30,10 @@ from gateway.products.pipelines.templates import (
 )
 
 PREFIX: Final = "pipelines/"
-"""What the names of pipelines as models begin with."""
+"""The beginning of the names of pipelines as models."""
 MOST_STEPS: Final = 50
 MOST_ITEMS: Final = 50_000
-"""Of one `for_each`."""
+"""The most items of one `for_each`."""
 MOST_DEPTH: Final = 100
 """The levels of an input, or of what an answer says as JSON: more could be put into no request."""
 CallEndpoint = Literal["chat", "embeddings", "responses", "moderations"]
@@ -84,15 +84,15 @@ class OnFailure:
 
     action: Literal["fail", "continue", "tolerate", "use"] = "fail"
     percent: float = 0.0
-    """Of the items, that may fail; with `tolerate`."""
+    """The percentage of the items that may fail; with `tolerate`."""
     count: int = 0
     value: Any = None
-    """What stands in, with `use`."""
+    """The value that stands in, with `use`."""
     model: str = ""
     """Who may change the request of what has failed, once, before that becomes of it; empty: nobody."""
 
     def accepts(self, failed: int, total: int) -> bool:
-        """Tells whether a step goes on with so many failed items."""
+        """Returns whether a step goes on with so many failed items."""
         most = self.most_failed(total)
         return most is None or failed <= most
 
@@ -116,7 +116,7 @@ class Step:
     max_concurrency: int = 20
     on_failure: OnFailure = OnFailure()
     retries: int | None = None
-    """After a failure that passes by itself; None: as jobs are tried."""
+    """The retries after a failure that passes by itself; None: as jobs are tried."""
     timeout_s: float | None = None
     lane: Lane | None = None
     """None: the run's."""
@@ -153,7 +153,7 @@ class PipelinePlan:
 
     name: str
     steps: Mapping[str, Step]
-    """In order."""
+    """The steps by name, in order."""
     output: Template
     output_needs: frozenset[str]
     last: str
@@ -161,7 +161,7 @@ class PipelinePlan:
     input_schema: Mapping[str, Any] | None = None
     """A JSON Schema; None: the input may be anything."""
     usd_per_run: float | None = None
-    """Once a run has cost so much, no step of it begins any more."""
+    """The cost from which on no step of a run begins any more."""
     description: str = ""
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     digest: str = ""

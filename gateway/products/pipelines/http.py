@@ -30,9 +30,9 @@ from gateway.products.jobs.service import JobService
 from gateway.products.pipelines.advance import RUN, PipelineUnfinished
 
 NO_PREFERENCE = -1.0
-"""In place of the seconds that a caller waits before it takes a 202: it takes none."""
+"""The value in place of the seconds that a caller waits before it takes a 202: it takes none."""
 MARGIN_S = 0.05
-"""So long before its deadline a caller gets the answer that there is none yet."""
+"""The seconds before its deadline at which a caller gets the answer that there is none yet."""
 
 
 def await_run(policy: PolicySnapshot, name: str) -> float:

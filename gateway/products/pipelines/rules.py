@@ -265,19 +265,20 @@ class StepState:
     """What is known of it once it is done."""
     failed: int = 0
     total: int = 1
-    """Of its items."""
+    """The number of its items."""
     error: StepError | None = None
-    """Of the part that has failed; of REPAIR and SECOND that of the first. With items: that of one which has failed."""
+    """The error of the part that has failed; of REPAIR and SECOND that of the first. With items: that of one which has failed.
+    """
     answer: bytes = field(default=b"", repr=False)
-    """Of REPAIR."""
+    """The answer of REPAIR."""
     failures: Mapping[int, StepError] = field(default_factory=dict, repr=False)
-    """With items, of FIRST and REPAIR: why those have failed whose requests may be repaired, by their numbers."""
+    """With items, the failures of FIRST and REPAIR: why those have failed whose requests may be repaired, by their numbers."""
     answers: Mapping[int, Any] = field(default_factory=dict, repr=False)
-    """With items, of REPAIR: the answers of who was asked to change requests, by the numbers of the items."""
+    """With items, the answers of REPAIR: those of who was asked to change requests, by the numbers of the items."""
 
     @property
     def is_lost(self) -> bool:
-        """Tells whether nothing has come of it, where it is the last that becomes of its step."""
+        """Returns whether nothing has come of it, where it is the last that becomes of its step."""
         return self.phase is StepPhase.FAILED or (self.part is StepPart.REPAIR and self.failed == self.total)
 
 
@@ -287,12 +288,12 @@ class RunStates:
 
     input: Any
     steps: Mapping[str, StepState]
-    """Of those that have begun."""
+    """The states of the steps that have begun."""
     spent_usd: float = 0.0
     count: Callable[[str], Count] = field(default=lambda _model: lambda text: len(text) / 4, repr=False)
     """Gives what counts the tokens of a model."""
     most_work: int = MOST_WORK
-    """That it may be to put a step together, as `Work` counts it."""
+    """The most work of putting a step together, as `Work` counts it."""
 
     hurry: Hurry | None = field(default=None, repr=False, compare=False)
     """Counts what is done while others wait; None: nobody does."""
@@ -313,7 +314,7 @@ class StepStart(NamedTuple):
     models: Sequence[str]
     """The models that they ask for, each once."""
     failed: int = 0
-    """Of the items of which nothing is asked: those that have failed, such as because a value is missing."""
+    """The number of items of which nothing is asked: those that have failed, such as because a value is missing."""
 
     @property
     def most_failed(self) -> int | None:

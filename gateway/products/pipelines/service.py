@@ -373,13 +373,13 @@ is advanced much of the time, so a few deaths in a row may be of other things, a
 MOST_FAILURES = 3
 """A run that could not be advanced so often, though the worker lives, is not advanced again."""
 MOST_PLANS = 64
-"""That are remembered, compiled."""
+"""The compiled plans that are remembered."""
 LARGE_BYTES = 262_144
 """Runs that carry more are decided upon in a thread, as are those whose next step is much work: to divide a long text, or to
 judge a condition for each of many items, takes its time. One at a time, and tenants in turn: Python's lock goes round among
 threads that compute, and the event loop would wait for all of them whenever it goes on."""
 ITEM_BYTES = 200
-"""What an item of a list is taken for."""
+"""The bytes that an item of a list is reckoned with."""
 log = logging.getLogger("gateway.jobs")
 
 
@@ -518,7 +518,7 @@ class PipelineRuns:
             self._report_end(job, is_ok=False)
 
     def _report_end(self, job: Job, *, is_ok: bool) -> None:
-        """Says what has become of a run, for whoever counts runs."""
+        """Reports what has become of a run, for whoever counts runs."""
         outcome = RunOutcome.SUCCEEDED if is_ok else RunOutcome.FAILED
         self._tell(job.tenant, job.id, label_change(self._clock.wall(), workflow=job.model, outcome=str(outcome)))
 

@@ -41,7 +41,7 @@ ROOTS: Final = ("input", "steps", "item")
 TEXT_FIELDS: Final = frozenset(("content", "text", "instructions"))
 """Fields of requests whose value is a text, whatever is put into it."""
 BETWEEN: Final = "\n\n"
-"""What `join` puts between texts where nothing else is given."""
+"""The text that `join` puts between texts where nothing else is given."""
 MOST_TEXT_CHARS: Final = 20_000_000
 """The longest text with its values: as large as a request may be by default."""
 
@@ -75,7 +75,7 @@ class Place:
 
     path: tuple[str, ...]
     literal: str
-    """What it is where it has no path."""
+    """The value of a place that has no path."""
     filters: tuple[Filter, ...]
     at: Path = field(default=(), compare=False)
     """Where it stands in its source."""
@@ -87,7 +87,7 @@ class Place:
 
     @property
     def is_of_item(self) -> bool:
-        """Tells whether it is another value for each item."""
+        """Returns whether it is another value for each item."""
         return self.path[:1] == ("item",)
 
     def value(self, scope: Scope, filling: StepFilling) -> Any:
@@ -107,7 +107,7 @@ class StepFilling:
         self.work = Work() if work is None else work
         self.count = self.work.counting(count)
         self.sizes: dict[int, int] = {}
-        """Of values that are kept here, by their identity."""
+        """The sizes of values that are kept here, by their identity."""
         self.verdicts: dict[object, bool | str] = {}
         """What conditions that say nothing of an item have come to, or why they could not be judged."""
         self._judge: ConditionJudge | None = None
@@ -154,7 +154,7 @@ class FilledText:
 
     parts: tuple[str | Place, ...]
     is_text: bool
-    """It is a text in any case; False: a lone place keeps its value's type."""
+    """The template is a text in any case; False: a lone place keeps its value's type."""
 
     def value(self, scope: Scope, filling: StepFilling) -> Any:
         """Returns the text, or the value of a lone place. Raises ValueMissing, TooMuchWork."""
@@ -422,7 +422,7 @@ class Condition:
         return frozenset(path[1] for path in self.steps)
 
     def holds(self, scope: Scope, filling: StepFilling) -> bool:
-        """Tells whether it is true of these values; one that says nothing of an item is judged once for all of them.
+        """Returns whether it is true of these values; one that says nothing of an item is judged once for all of them.
 
         Raises ConditionFailed, TooMuchWork.
         """
@@ -446,7 +446,7 @@ class Condition:
 
     @property
     def _may_see_item(self) -> bool:
-        """Tells whether it may come to something else for another item: by its name, or with all that there is."""
+        """Returns whether it may come to something else for another item: by its name, or with all that there is."""
         return self.has_item or self.has_all
 
 

@@ -127,9 +127,9 @@ class RealtimeSession:
         self.hide = hide
         self.ends_at = now + MAX_SESSION_S
         self.usage: Usage | None = None
-        """What its responses have used so far."""
+        """The usage of its responses so far."""
         self._input_tokens = 0
-        """Of the last response."""
+        """The input tokens of the last response."""
         self.unfinished: Usage | None = None
         """What the response that is under way is estimated to have used; None: nothing has come of it."""
         self.responses_usd = 0.0
@@ -137,9 +137,9 @@ class RealtimeSession:
         self.transcriber = ""
         """The provider's name for the model that transcribes what is said; empty: nobody has named one."""
         self.transcribed_usd = 0.0
-        """What its transcriptions have cost so far."""
+        """The cost of its transcriptions so far."""
         self.estimated_usd = 0.0
-        """What responses that have told no usage of theirs, or none that can be right, have cost so far."""
+        """What responses that have reported no usage of theirs, or none that can be right, have cost so far."""
         self.errors = 0
         self.is_over = False
         self.is_draining = False

@@ -28,7 +28,9 @@ _OURS = frozenset((b"content-type", b"accept", b"host", b"accept-encoding", SUBP
 """Headers that belong to a handshake, or to no GET."""
 _NOT_OF_101 = frozenset((b"upgrade", b"connection", b"content-length", b"transfer-encoding", b"content-type"))
 _NOT_PASSED_ON = frozenset(["model", "deployment", "api-key", "api_key", "apikey", "key", "token", "access_token"])
-"""Of the query: what is ours to say, and names under which some clients send their key, which is for the gateway alone."""
+"""The fields of the query that are not passed on: what is ours to say, and names under which some clients send their key, which
+is for the gateway alone.
+"""
 _PORTS = {"wss": 443, "ws": 80}
 
 

@@ -96,7 +96,7 @@ class ResponseEndpoint:
 
 
 def _is_providers(call: Call) -> bool:
-    """Tells whether its provider is to run it in the background.
+    """Returns whether its provider is to run it in the background.
 
     So it is where the config leaves what is kept to it, or only the caller's own credential would do, which no job has.
     """

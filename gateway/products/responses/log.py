@@ -158,7 +158,7 @@ class LogWriter:
 
     @property
     def is_behind(self) -> bool:
-        """Tells whether the store has to be waited for."""
+        """Returns whether the store has to be waited for."""
         return self._bytes > MOST_WAITING_BYTES
 
     async def add(self, events: Sequence[bytes]) -> None:
@@ -334,11 +334,11 @@ class FollowingReader:
         self.woken = asyncio.Event()
         self._buffers = buffers
         self._place = after % GENERATION_STEP if after >= 0 else -1
-        """Of the last event that he has, in its generation."""
+        """The place of the last event that he has, in its generation."""
         self._seen = after // GENERATION_STEP if self._place >= ANNOUNCED else None
         """The generation of which he has events; None: of none."""
         self._fence = 0
-        """Of the generation in the log, once it is known to be the one that he has seen."""
+        """The fence of the generation in the log, once it is known to be the one that he has seen."""
         self.is_over = False
         self.is_waiting = False
         """He has all that there is, and nothing is on its way to him."""
@@ -403,7 +403,7 @@ class FollowingReader:
         return self._given(block, generation, page.parts[-1].last)
 
     async def _is_same(self, log: SharedLog) -> bool:
-        """Tells whether the log is that of the generation that he has seen."""
+        """Returns whether the log is that of the generation that he has seen."""
         if self._fence:
             return False
         head = await log.read(-1, 1)

@@ -108,7 +108,7 @@ class RedisEventLogs:
 PUT, CHAIN = job_script("kept_put", "kept"), job_script("kept_chain", "kept")
 REMOVE, TRIM = job_script("kept_remove", "kept"), job_script("kept_trim", "kept")
 BYTES_AT_ONCE = 1024 * 1024
-"""Of the responses of a chain that one script reads, but for the last of them."""
+"""The bytes of the responses of a chain that one script reads, but for the last of them."""
 TRIMMED_AT_ONCE = 100
 
 

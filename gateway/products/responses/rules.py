@@ -60,7 +60,7 @@ def _flag(body: Mapping[str, Any], name: str) -> bool | None:
 
 
 def keeps(keeping: Keeping, options: ResponseOptions, *, goes_on_from_ours: bool) -> bool:
-    """Tells whether the gateway keeps the answer of a call in the foreground."""
+    """Returns whether the gateway keeps the answer of a call in the foreground."""
     if keeping == "gateway":
         return options.stores is not False
     return keeping == "asked" and (options.stores is True or (options.stores is None and goes_on_from_ours))
@@ -191,7 +191,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 ASKED: Final = "response"
 """In `about` of a job of kind `response`: what its request has asked for."""
 ECHO: Final = "echo"
-"""In that: what a response repeats of its request, until it is kept."""
+"""In that object: what a response repeats of its request, until it is kept."""
 STREAMS: Final = "stream"
 STORES: Final = "store"
 PREVIOUS: Final = "previous"
@@ -444,7 +444,7 @@ def _frame(event: dict[str, Any]) -> bytes:
 
 
 GENERATION_STEP: Final = 1_000_000
-"""More events than one answer has."""
+"""The distance between the first numbers of two runs: more events than one answer has."""
 ANNOUNCED: Final = 2
 """`response.created` and `response.queued`."""
 MOST_HELD_BYTES: Final = 64 * 1024 * 1024
@@ -480,7 +480,7 @@ def number_of(event: bytes) -> int:
 
 
 def is_end(event: bytes) -> bool:
-    """Tells whether nothing follows an event that `OwnEvents` has made."""
+    """Returns whether nothing follows an event that `OwnEvents` has made."""
     return event[7 : event.find(b"\n")].decode("latin-1") in ENDS
 
 
@@ -510,7 +510,7 @@ class OwnEvents:
 
     @property
     def has_begun(self) -> bool:
-        """Tells whether there are events of this generation."""
+        """Returns whether there are events of this generation."""
         return self._has_begun
 
     def feed(self, chunk: bytes) -> list[bytes]:

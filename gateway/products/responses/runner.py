@@ -161,7 +161,7 @@ class ModelRun:
         await self._writer.flush()
 
     async def end(self, response: Mapping[str, Any]) -> None:
-        """Tells the end, and returns when all events are in the log."""
+        """Sends the end, and returns when all events are in the log."""
         await self._begin()
         await self._writer.end(self.events.end(response))
 

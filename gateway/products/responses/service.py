@@ -438,7 +438,7 @@ async def _in_one_piece(body: bytes) -> AsyncGenerator[bytes, None]:
 
 
 def is_converted(call: Call) -> bool:
-    """Tells whether all targets of the call are known to have no Responses."""
+    """Returns whether all targets of the call are known to have no Responses."""
     path, name = call.endpoint.path, call.endpoint.name
     return all(name in target.gaps or path in target.converters_by_path for target in call.model.plan)
 

@@ -65,12 +65,12 @@ class RemoteBatch(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Tells whether the provider does nothing more of it."""
+        """Returns whether the provider does nothing more of it."""
         return self.status in ENDED
 
     @property
     def is_full(self) -> bool:
-        """Tells whether it failed for want of room in the provider's queue."""
+        """Returns whether it failed for want of room in the provider's queue."""
         return self.code in FULL
 
 

@@ -97,11 +97,11 @@ class LineTranslator:
         self._requests = next((name for name, known in PATHS.items() if known == path), "")
         self._conversion = self._converting() if part.is_inline and self._requests != MESSAGES else None
         self.lost: Counter[tuple[str, str]] = Counter()
-        """By field, and how, the number of lines that have lost it."""
+        """By field, and how it is lost, the number of lines that have lost it."""
 
     @property
     def converts(self) -> bool:
-        """Tells whether answers are in other words than their owner's."""
+        """Returns whether answers are in other words than their owner's."""
         return self._conversion is not None
 
     def line(self, line_id: str, body: bytes) -> bytes | None:
@@ -430,7 +430,7 @@ class _ResultCollector:
         self.running = running
         self.chunk = chunk
         self.names = names
-        """Of the lines that have no answer yet."""
+        """The names of the lines that have no answer yet."""
         self.wording = wording
         self.is_inline = False
         self.answers: list[ProviderAnswer] = []
@@ -459,7 +459,7 @@ class _ResultCollector:
 
     @property
     def is_enough(self) -> bool:
-        """Tells whether so much has come that it is time to commit: more, where the input has to be read for it."""
+        """Returns whether so much has come that it is time to commit: more, where the input has to be read for it."""
         return len(self.answers) >= (MOST_AT_ONCE if self.wording.converts else AT_ONCE) or self.size >= MOST_BYTES
 
     def result(self, answer: ProviderAnswer, request: bytes) -> LineResult | None:

@@ -145,7 +145,7 @@ class TimelyBody(httpx.AsyncByteStream):
 
     @property
     def is_sent(self) -> bool:
-        """Tells whether all of it has been handed over: before, nothing was asked."""
+        """Returns whether all of it has been handed over: before, nothing was asked."""
         return self._left <= 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -541,7 +541,7 @@ def _batch(provider: Provider, answer: object) -> RemoteBatch | None:
 
 
 def _lets_expire(provider: Provider) -> bool:
-    """Tells whether the provider knows lives of files; others refuse fields that they do not know."""
+    """Returns whether the provider knows lives of files; others refuse fields that they do not know."""
     host = urlsplit(provider.base_url).hostname or ""
     return provider.dialect == "azure" or host == "openai.com" or host.endswith(".openai.com")
 

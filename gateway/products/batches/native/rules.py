@@ -42,7 +42,7 @@ Source: https://platform.claude.com/docs/en/api/messages/batches/create
 CHECKED_ENDPOINTS: Final = frozenset(("/v1/chat/completions", "/v1/responses", "/v1/messages"))
 """The endpoints whose answers may have to keep a schema."""
 MOST_PARTS: Final = 64
-"""Of one batch at providers at a time."""
+"""The most parts of one batch at providers at a time."""
 
 
 class NoPart(Exception):
@@ -98,7 +98,7 @@ def targets_of(policy: PolicySnapshot, job: Job, model_name: str, rules: BatchRu
 
 
 def is_inline(provider: Provider) -> bool:
-    """Tells whether the provider takes lines along with the request for their batch: Anthropic's Message Batches."""
+    """Returns whether the provider takes lines along with the request for their batch: Anthropic's Message Batches."""
     return provider.dialect == "anthropic"
 
 
@@ -109,7 +109,7 @@ def model_at(target: Target, job: Job) -> str:
 
 
 def _has(provider: Provider, target: Target, endpoint: str) -> bool:
-    """Tells whether the provider's Batch API takes lines of this endpoint."""
+    """Returns whether the provider's Batch API takes lines of this endpoint."""
     if is_inline(provider):
         return endpoint in INLINE_ENDPOINTS
     return (
@@ -120,7 +120,7 @@ def _has(provider: Provider, target: Target, endpoint: str) -> bool:
 
 
 def has_batch_api(provider: Provider) -> bool:
-    """Tells whether a provider of this dialect may have a Batch API that is known here."""
+    """Returns whether a provider of this dialect may have a Batch API that is known here."""
     return provider.dialect in ("openai", "azure", "anthropic")
 
 
@@ -131,7 +131,7 @@ def weight_of(policy: PolicySnapshot, target: Target, split: Mapping[str, int]) 
 
 
 def may_take(provider: Provider) -> bool:
-    """Tells whether the gateway itself has an account there: a caller's own credential is not kept."""
+    """Returns whether the gateway itself has an account there: a caller's own credential is not kept."""
     return provider.api_key is not None or provider.base_url.startswith(EMULATOR)
 
 
@@ -309,7 +309,7 @@ class Part:
     is_inline: bool = False
     """Its lines go along with the request for the batch, and the provider keeps no files of it."""
     lines: int = 0
-    """So many went along: by their number the batch is looked for."""
+    """The number of lines that went along: by it the batch is looked for."""
     charged_usd: float = 0.0
     """Booked ahead on its key's budget of `charged_day` (days since 1970, UTC)."""
     charged_day: int = 0
@@ -321,7 +321,7 @@ class Part:
 
     @property
     def is_over(self) -> bool:
-        """Tells whether the provider has nothing more to do with it."""
+        """Returns whether the provider has nothing more to do with it."""
         return self.phase is PartPhase.HERE
 
     @property

@@ -269,9 +269,9 @@ log = logging.getLogger("gateway.jobs")
 
 LEAST_POLL_S, SLOW_POLL_S = 15.0, 60.0
 MOST_INPUT_BYTES = 100 * 1024 * 1024
-"""Of one part: Groq and OpenAI take 200 MB, Azure as much with room for its own, Anthropic 256 MB."""
+"""The longest input of one part: Groq and OpenAI take 200 MB, Azure as much with room for its own, Anthropic 256 MB."""
 NO_SUCH_API = (401, 403, 404, 405)
-"""What is answered where a provider, or this key, has no Batch API, rather than of one request."""
+"""The statuses that mean that a provider, or this key, has no Batch API, rather than a fault of one request."""
 SPENT_S = 300.0
 """A part of a key that has spent its budget is put off for so long."""
 REFUSED_S = 600.0

@@ -62,12 +62,12 @@ class LetterFilter:
     model: str | None = None
     tenant: str | None = None
     job_id: str | None = None
-    """Of this job, or lines of this batch."""
+    """The job that letters are of, or the batch that their lines are of."""
     before: float | None = None
     """They became dead before, in wall-clock seconds."""
 
     def may_have(self, group: DeadGroup) -> bool:
-        """Tells whether letters of a group can be meant."""
+        """Returns whether letters of a group can be meant."""
         return (
             self.group in (None, group.id)
             and self.kind in (None, str(group.kind))
@@ -76,7 +76,7 @@ class LetterFilter:
         )
 
     def has(self, letter: DeadLetter) -> bool:
-        """Tells whether a letter of such a group is meant."""
+        """Returns whether a letter of such a group is meant."""
         return (
             self.id in (None, letter.id)
             and self.tenant in (None, letter.tenant)
@@ -95,7 +95,7 @@ class ReplaySpec:
     to_model: str = ""
     """Calls and lines go to this model; empty: to the one that they named."""
     most: int | None = None
-    """So many letters, at most."""
+    """The most letters of the replay."""
 
 
 def read_filter(fields: Mapping[str, Any], now: float) -> LetterFilter:
@@ -155,7 +155,7 @@ def spec_of(job: Job) -> ReplaySpec:
 
 
 def is_due(letter: DeadLetter, replay: Job) -> bool:
-    """Tells whether a replay is to begin with a letter: not with one that it has replayed before, or that came after it."""
+    """Returns whether a replay is to begin with a letter: not with one that it has replayed before, or that came after it."""
     return (
         letter.is_replayable
         and letter.state in (LetterState.DEAD, LetterState.REPLAYED_FAILED)

@@ -89,11 +89,11 @@ class DeadLetter:
     """The number of the line from 0; None: the letter is about the whole job."""
     tenant: str
     model: str
-    """As the caller named it; of a delivery the segment of its webhook."""
+    """The model as the caller named it; of a delivery the segment of its webhook."""
     error: JobError
     """The last failure, at its first end or at the end of its last replay."""
     error_class: str
-    """Of the failure that made it a dead letter, as its template: they never change."""
+    """The class of the failure that made it a dead letter, as its template: they never change."""
     template: str
     at: float
     """When it became a dead letter."""
@@ -102,7 +102,7 @@ class DeadLetter:
     trail: Sequence[JobError] = ()
     cost_usd: float = 0.0
     bytes: int = 0
-    """Of the payload that a store keeps for it."""
+    """The bytes of the payload that a store keeps for it."""
     source: Mapping[str, Any] = field(default_factory=dict)
     """Where the text of a line is: a blob, and a part of it."""
     state: LetterState = LetterState.DEAD
@@ -122,12 +122,12 @@ class DeadLetter:
 
     @property
     def is_open(self) -> bool:
-        """Tells whether it is counted in its group: it has not been replayed with success."""
+        """Returns whether it is counted in its group: it has not been replayed with success."""
         return self.state is not LetterState.REPLAYED_OK
 
     @property
     def holds_job(self) -> bool:
-        """Tells whether its job must not be forgotten, because its payload is still needed."""
+        """Returns whether its job must not be forgotten, because its payload is still needed."""
         return self.is_open and self.is_replayable and self.line is None
 
 

@@ -76,7 +76,7 @@ class DeadLetterKeeping:
             await self._clock.sleep(COUNT_S)
 
     async def count(self) -> None:
-        """Tells the meter how many there are, and since when. Raises JobsUnavailable."""
+        """Reports to the meter how many there are, and since when. Raises JobsUnavailable."""
         if self._meter is not None:
             self._meter.dead(await self._store.dead.groups(0), self._clock.wall())
 
@@ -102,7 +102,7 @@ class PlannedModel:
     input_tokens: int = 0
     priced: int = 0
     usd: float | None = None
-    """Of those that are priced."""
+    """The price of those letters that are priced."""
 
 
 @dataclass(slots=True)

@@ -152,7 +152,7 @@ def refuse_private(addresses: Sequence[str]) -> None:
 
 
 def is_public(address: str) -> bool:
-    """Tells whether an IP address is one of the public Internet, also in what it wraps: mapped, 6to4, NAT64, Teredo, ISATAP."""
+    """Whether an IP address is one of the public Internet, also in what it wraps: mapped, 6to4, NAT64, Teredo, ISATAP."""
     try:
         if ":" not in address:
             return _is_public_4(IPv4Address(address))
@@ -332,7 +332,7 @@ def timeouts_of(timeout_s: float) -> WireTimeouts:
 
 
 def in_words(error: Exception) -> str:
-    """Tells why there was no answer, in few words, which name no path."""
+    """Returns why there was no answer, in few words, which name no path."""
     certificate = certificate_error(error)
     if certificate is not None:
         return f"its TLS certificate is not accepted: {str(certificate.verify_message)[:100]}"

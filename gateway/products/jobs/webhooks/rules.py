@@ -60,7 +60,7 @@ class WebhookRules:
         return f"{SEGMENT}{self.name}"
 
     def hears(self, event: str, tenant: str) -> bool:
-        """Tells whether it is to hear of an event about a tenant's job; a tenant includes those below it (`acme/x`)."""
+        """Returns whether an event is delivered to it, about a tenant's job; a tenant includes those below it (`acme/x`)."""
         is_subscribed = any(fnmatchcase(event, pattern) for pattern in self.events)
         return is_subscribed and (
             not self.tenants or any(tenant == one or tenant.startswith(f"{one}/") for one in self.tenants)
@@ -68,7 +68,7 @@ class WebhookRules:
 
 
 Webhooks = Mapping[str, WebhookRules]
-"""By name, in the order of the config."""
+"""The endpoints by name, in the order of the config."""
 
 
 # --- when a delivery is tried, and what an endpoint's answer means for it and for the endpoint ---
@@ -148,7 +148,7 @@ EVENT: Final = "event"
 OF: Final = "of"
 """The id of the job that has ended."""
 TENANT: Final = "tenant"
-"""Whose job it was."""
+"""The tenant whose job it was."""
 REQUEST_URL: Final = "webhook_url"
 """The URL that a request named, in `about` of its job and of the delivery."""
 REQUEST_KEY: Final = "webhook_key"

@@ -101,14 +101,14 @@ class DeliveryTurn:
     """The right to send one delivery now, and all that it takes."""
 
     name: str
-    """As metrics have it."""
+    """The name, as metrics have it."""
     shown: str
-    """As the log may have it: a name of the config, or the origin of a URL."""
+    """The name, as the log may have it: a name of the config, or the origin of a URL."""
     url: str = field(repr=False)
     secrets: tuple[bytes, ...] = field(repr=False)
     outward: Outward
     gone_ends_it: bool
-    """Told that nobody is there any more, the delivery ends; else it waits for its endpoint to come back."""
+    """An answer that nobody is there any more ends the delivery; else it waits for its endpoint to come back."""
     end: Callable[[AttemptResult | None], None]
     """Gives the turn back, with what came of it; None: it was broken off."""
 
@@ -120,9 +120,9 @@ class EndpointHealth:
     in_flight: int = 0
     is_gone: bool = False
     is_disabled: bool = False
-    """By an operator."""
+    """An operator has disabled it."""
     throttled: int = 0
-    """So many times in a row."""
+    """The times in a row that it was throttled."""
     rests_until: float = 0.0
     last: deque[AttemptResult] = field(default_factory=lambda: deque(maxlen=LAST_RESULTS))
     took_s: float = 1.0
@@ -132,7 +132,7 @@ class EndpointHealth:
 
     @property
     def is_off(self) -> bool:
-        """Tells whether it is to hear nothing until somebody says otherwise."""
+        """Returns whether it is sent nothing until somebody allows it."""
         return self.is_gone or self.is_disabled
 
     @property
@@ -141,7 +141,7 @@ class EndpointHealth:
         return 1 if self.throttled else IN_FLIGHT
 
     def may_begin(self, now: float) -> bool:
-        """Tells whether another delivery may be sent to it."""
+        """Returns whether another delivery may be sent to it."""
         return not self.is_off and self.rests_until <= now and self.in_flight < self.most
 
     def line_up(self, now: float) -> float:
@@ -316,7 +316,7 @@ class RequestedUrls:
 
     @property
     def is_allowed(self) -> bool:
-        """Tells whether requests may name URLs."""
+        """Returns whether requests may name URLs."""
         return self._is_allowed()
 
     def segments(self) -> Sequence[SegmentRules]:
