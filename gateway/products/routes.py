@@ -1,6 +1,7 @@
-"""What routes of jobs, files and batches have in common.
+"""Routes of jobs, files and batches: what they have in common.
 
-Some are shared with the provider of `passthrough`: what is not ours is left to it.
+In this order: routes of our own objects; routes where there are no jobs; and what requests say. Some are shared with the
+provider of `passthrough`: what is not ours is left to it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     {"model": …, "input": "a"}  {"model": …, "input": ["b", "c"]}  ->  {"model": …, "input": ["a", "b", "c"]}
     {"data": [{"index": 0, …}, {"index": 1, …}, {"index": 2, …}], "usage": {…}}  ->  data 0  data 1, 2, counted from 0
 
-Calls go together only where nothing but their inputs differs. Source of the shapes: OpenAI's API reference.
+Calls go together only where nothing but their inputs differs; the bounds of a group come last. Source of the shapes: OpenAI's
+API reference.
 """
 
 from __future__ import annotations
@@ -120,7 +121,6 @@ def _usages(usage: Usage | None, weights: Sequence[int]) -> list[Usage | None]:
 
 
 # --- how many inputs may go to a provider in one request, and how long the first of them waits for others ---
-
 
 MOST_TOKENS: Final = 300_000
 """The most tokens of one request for embeddings, all inputs together (OpenAI's API reference, `input`)."""

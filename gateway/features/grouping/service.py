@@ -43,7 +43,6 @@ from gateway.features.grouping.rules import (
 
 # --- one group: calls that wait for others like them, and become one call ---
 
-
 PER_CALL = frozenset(
     b"traceparent tracestate baggage x-client-request-id x-stainless-retry-count x-stainless-read-timeout "
     b"x-stainless-timeout".split()

@@ -46,7 +46,6 @@ from gateway.features.output.schema import INLINE_BYTES, MOST_BYTES, OutputSchem
 
 # --- a stream is held back until it has ended, or has grown too long for that ---
 
-
 MOST_HELD = 32 * 1024 * 1024
 """The bytes of one stream; a longer one is not held back any more."""
 
@@ -102,7 +101,6 @@ def _class_of(outcome: str | None) -> ErrorClass:
 
 
 # --- repairs: another model is asked to correct a text, as one more part of the call that it is for ---
-
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 _OF_THE_CALL = frozenset((b"idempotency-key", b"content-encoding"))
@@ -248,7 +246,6 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
 
 # --- turns at something that serves one at a time: tenants take them in rotation, whoever asks for more of them ---
 
-
 MOST_WAITING = 16
 """The most turns that one tenant waits for. A turn lasts up to two seconds, and nobody waits longer than ten: more would wait
 in vain.
@@ -346,7 +343,6 @@ class FairTurns:
 
 # --- checks that take long, in a process of their own: bounded in time and memory, one at a time, tenants in turn ---
 
-
 CPU_S = 2
 MEMORY_BYTES = 512 * 1024 * 1024
 log = logging.getLogger("gateway.flow")
@@ -407,14 +403,13 @@ class CheckerProcess:
         return Violation(*orjson.loads(lines[1])) if len(lines) > 1 else Violation("schema", "")
 
 
+# --- the judge ---
+
 MOST_SCHEMAS = 256
 MOST_SCHEMA_BYTES = 2 * 1024 * 1024
 """The most bytes of all callers' schemas that are remembered."""
 MOST_BODY = 1_048_576
 """Bytes of a request or an answer that is read in one piece, in a few milliseconds; nothing is looked for in larger ones."""
-
-
-# --- the judge ---
 
 
 class BadText(NamedTuple):

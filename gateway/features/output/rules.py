@@ -84,7 +84,6 @@ class OutputRule:
 
 # --- the texts of a whole answer that a schema is for, and how another is put in the place of one ---
 
-
 Json = dict[str, Any]
 _CUT = {
     "length": OutputResult.SKIPPED,
@@ -237,7 +236,6 @@ def added_usage(endpoint: str, first: Any, input_tokens: int, output_tokens: int
 
 # --- the verdict on one text ---
 
-
 NO_JSON = Violation("json", "")
 
 
@@ -273,7 +271,6 @@ def fits(rule: OutputRule, spent: float, usd: float | None) -> bool:
 
 # --- the request that asks a model to correct an answer, and what is taken of its answer ---
 
-
 _TASK = (
     "You correct JSON documents. You get a JSON Schema, a document that does not conform to it, and the first violation. "
     "Answer with the corrected document only: no explanation, no code fence, no other text. Change what the schema demands and "
@@ -307,7 +304,6 @@ def repaired_text(body: bytes) -> str | None:
 
 
 # --- the texts of a streamed answer, read as its events pass, so that at its end there is nothing left to read ---
-
 
 MOST_CHARS: Final = 4_194_304
 """The most characters of all texts of one answer, and of the events that are not whole yet."""

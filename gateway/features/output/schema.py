@@ -22,7 +22,6 @@ import orjson
 
 # --- the work of patterns, to compile and to match, estimated from their text ---
 
-
 MOST_PATTERNS: Final = 400
 """The most patterns of one schema: each takes its tenth of a millisecond to compile, whatever it says."""
 MOST_STATES: Final = 40_000
@@ -85,7 +84,6 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 
 # --- the work of a schema over an answer, before any is done ---
-
 
 MOST_VISITS: Final = 1_000_000.0
 """The most visits that are counted: more need not be distinguished."""

@@ -202,7 +202,7 @@ def ids_in_json(body: bytes, parsed: Any, endpoint: str) -> Iterator[NamedId | N
 
 
 def ids_in_line(line: bytes) -> Iterator[NamedId | None]:
-    """Yields the ids that the call in one line of a batch file names, by the endpoint of its `url`. Raises as above."""
+    """Yields the ids that the call in one line of a batch file names, by the endpoint of its `url`. Raises as `ids_in_json`."""
     tree = yield from _tree_of(line, None)
     if isinstance(tree, dict):
         fields = _in_lower_case(tree)
@@ -363,6 +363,8 @@ def _reference(item: Mapping[str, Any]) -> Iterator[NamedId]:
         yield from (NamedId(id, "input", is_known_place=True) for id in _strings(item.get("id")))
 
 
+# --- the ids of any body: forms, and lines of batch files ---
+
 MOST_FOUND = 5_000
 """The ids at known places that one body may name."""
 _ESCAPED_LETTERS = (rb"\u004", rb"\u005", rb"\u006", rb"\u007")
@@ -371,9 +373,6 @@ _EXTENDED_NAME = re.compile(rb"[;\s]name\s*\*", re.IGNORECASE)
 _NAMES = re.compile(r"[a-z_]+")
 _LINES_AT_ONCE = 200
 """The lines of a batch file that are read before others get their turn."""
-
-
-# --- the ids of any body: forms, and lines of batch files ---
 
 
 def may_name(body: bytes, content_type: bytes) -> bool:

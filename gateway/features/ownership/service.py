@@ -285,7 +285,6 @@ class Filling:
 
 # --- the service ---
 
-
 IDEMPOTENCY_KEY = b"idempotency-key"
 _NOT_YOURS = (
     "No such object: it does not exist, or it is not this key's; use an id that an answer to this key has named."

@@ -1,7 +1,8 @@
 """Reads `cache.yaml`: by set, which answers of a model are kept and shared between its calls.
 
 A model picks a set; fields that a set leaves out have built-in values. The other needs of a semantic cache (an embedding
-model, a package, a folder) are checked only where some model picks its set. Invariants: a set that compiles can be acted on; a
+model, a package, a folder) are checked only where some model picks its set. In this
+order: reading, those checks, and what models and the store get. Invariants: a set that compiles can be acted on; a
 model whose calls go to other places has another version, so that no answer of a former place is given again.
 """
 

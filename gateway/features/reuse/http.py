@@ -25,7 +25,6 @@ from gateway.routes import ENDPOINTS, json_response
 
 # --- the layers of reuse as plain data: sizes, savings and the story of one call ---
 
-
 Rows = Mapping[tuple[str, str, str], SavingsRow]
 """The savings by layer, model and key."""
 LAYERS = ("idempotency", "single_flight", "exact", "semantic", PROVIDER)

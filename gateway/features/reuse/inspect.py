@@ -173,7 +173,6 @@ def _why_not(call: Call) -> str:
 
 # --- the savings of reuse: totals since the start, and the results of the last calls that could have been reused ---
 
-
 PROVIDER = "provider"
 """The layer name for calls that no layer answered, so that the provider was asked."""
 MOST_REMEMBERED = 1_000

@@ -25,7 +25,6 @@ from gateway.features.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Cachi
 
 # --- the `Cache-Control` of requests and answers: what may be given, and for how long an answer is fresh ---
 
-
 _MOST_S = 2_147_483_648.0
 """The value that a number too great to be meant is taken for (RFC 9111, 1.2.2)."""
 _MOST_DIGITS = 10

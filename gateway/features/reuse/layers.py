@@ -143,7 +143,6 @@ def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
 
 # --- claims of records, renewed while their holder works, and the longest wait for a store ---
 
-
 T = TypeVar("T")
 
 STORE_S = 2.0
@@ -210,15 +209,14 @@ async def result_or_default(answer: Later[T], otherwise: T) -> T:
     return answer.result()
 
 
+# --- the layers ---
+
 POLL_S, LONGEST_POLL_S = 0.05, 1.0
 """A call whose key another process holds asks again after POLL_S, and then after half of the time that it has waited."""
 NO_BETTER_ANSWER = frozenset((408, 429, *range(500, 600)))
 """The statuses in place of which a stale answer is given (RFC 5861, 4, and the other temporary errors of providers)."""
 CLOCK_S = 60.0
 """An answer that seems to be stored this far in the future, in seconds, is still taken for a new one."""
-
-
-# --- the layers ---
 
 
 class ReuseLayers:

@@ -22,7 +22,6 @@ from gateway.drivers.lru import Lru, Name
 
 # --- answers of idempotency records that a store evicts before their time ---
 
-
 log = logging.getLogger("gateway.store")
 
 
@@ -64,7 +63,6 @@ class EarlyEvictions:
 
 
 # --- an answer as bytes: for a file or a wire (`about`, `restored`), or within one process (`pack`, `unpack`) ---
-
 
 _APART = frozenset(("body", "headers", "usage", "usage_event"))
 _NAMES = tuple(one.name for one in fields(Kept) if one.name not in _APART)

@@ -27,7 +27,6 @@ from gateway.fleet.redis import Registry
 
 # --- purges, which are remembered until the store has carried them out ---
 
-
 MOST_PENDING = 256
 """Pending purges; more are replaced by one purge of everything."""
 
@@ -94,7 +93,6 @@ class Purges:
 
 
 # --- answers as values of the store: one value each, or, where one is long, a head and chunks ---
-
 
 STAGE = load_script("stage")
 
@@ -202,6 +200,8 @@ class ChunkedValue:
         return value if len(value) == length else None
 
 
+# --- the port ---
+
 GET = lru_script("answers_get")
 PUT = lru_script("answers_put")
 
@@ -214,9 +214,6 @@ MOST_STEPS = 1000
 """Steps in which a put makes room, at most."""
 LOCAL_PART, LOCAL_BYTES = 4, 64 * 1024 * 1024
 """While the store is gone, memory keeps a quarter of a group's bytes, up to this cap."""
-
-
-# --- the port ---
 
 
 def shards_of(bound: int) -> int:

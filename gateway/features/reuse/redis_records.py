@@ -242,7 +242,6 @@ class OfflineRecords:
 
 # --- the answers of completed records: they go to the store, and are kept here while it is out of reach ---
 
-
 COMPLETE = lru_script("records_complete", "records")
 LARGEST_PART = 4
 """An answer larger than a quarter of the bound is not kept: it would evict too many others."""
@@ -348,6 +347,8 @@ class RecordAnswers:
         return self._tenants.records_of(record).lru.parts(record[:ID_BYTES])
 
 
+# --- the port ---
+
 LONG_READ_S = 1.0
 """Seconds that a call waits in addition for a long answer, whose chunks arrive one after another."""
 CLAIM = lru_script("records_claim", "records")
@@ -358,9 +359,6 @@ FENCES_S = 30 * 86_400
 """Seconds for which a tenant's last fence is remembered."""
 OWED_BYTES = 64 * 1024 * 1024
 """The cap on the bytes of answers that this process keeps for the store."""
-
-
-# --- the port ---
 
 
 class RedisRecords:

@@ -35,7 +35,6 @@ from gateway.features.reuse.rules import Caching
 
 # --- the last word of a stream: it tells a client that all is there ---
 
-
 _ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"message_stop")
 _LINES: Final = (
     *(b"data:" + blank + b"[DONE]" for blank in (b" ", b"")),
@@ -109,7 +108,6 @@ def _begun(chunk: bytes, *, begins_line: bool) -> int:
 
 
 # --- one answer in the making for any number of readers ---
-
 
 LEAST_ROOM = 1_048_576
 """The bytes of a stream that are buffered for late readers where no store wants more."""
@@ -336,6 +334,8 @@ def time_is_up(reader: AnswerReader) -> None:
         turn.set_exception(DeadlineExceeded("The deadline passed before the call that this one repeats was answered."))
 
 
+# --- the flights, by key ---
+
 Keep = Callable[[Reply, bytes], Awaitable[None]]
 """Stores a whole body before its end is passed on."""
 
@@ -345,9 +345,6 @@ OWN_LIMITS = (KeyRateLimited, BudgetExceeded)
 OUT_OF_TIME = (DeadlineExceeded, QueueDeadlineExceeded, WaitTooLong, TargetsTimedOut)
 ENDING_S = 5.0
 SOON_S = 0.1
-
-
-# --- the flights, by key ---
 
 
 class SingleFlight:

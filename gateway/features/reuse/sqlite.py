@@ -16,7 +16,6 @@ from gateway.products.jobs.sqlite_rows import Rest
 
 # --- the exact cache: hot answers in memory, all answers in the file ---
 
-
 Use = tuple[int, bytes, str]
 """The number of a use, which is higher than that of every earlier one; the answer's key and group."""
 

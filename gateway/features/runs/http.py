@@ -139,7 +139,6 @@ def _refuse(field: str, what: str) -> None:
 
 # --- `/admin/workflows` and `/admin/runs`: what runs come to, and where one has gone wrong; behind the admin key ---
 
-
 DEFAULT_LISTED_WORKFLOWS, MAX_LISTED_WORKFLOWS = 50, 1000
 AT_ONCE = 256
 

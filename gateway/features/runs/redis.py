@@ -205,7 +205,6 @@ def _stored(row: Sequence[bytes]) -> StoredRun:
 
 # --- runs that replicas share: one value a run, changed by compare-and-set, so that all replicas agree ---
 
-
 SWAP = load_script("runs_swap")
 KEEP_S = 7 * 86_400
 MOST_PER_TENANT = 20_000

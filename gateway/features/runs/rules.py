@@ -377,7 +377,6 @@ def _read_write(fields: list[Any] | None, first_ms: int) -> LastWrite[Any] | Non
 
 # --- workflows and their runs: the rules of a workflow, the outcomes of a run, and the part that a call is ---
 
-
 OTHER = "other"
 """The name in place of one that is not declared."""
 IDLE_S = 300.0
@@ -479,7 +478,6 @@ class RunPart:
 
 
 # --- outcomes: as a caller has given one, else as a run's calls show by the rules of its workflow ---
-
 
 CALLER_OUTCOMES = (RunOutcome.SUCCEEDED, RunOutcome.FAILED)
 """The outcomes that callers may give."""

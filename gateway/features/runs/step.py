@@ -32,7 +32,6 @@ from gateway.features.runs.rules import (
 
 # --- the part of a run that a request names: in headers, in `baggage`, or in its body's `metadata` ---
 
-
 WORKFLOW, RUN, TASK = b"x-gateway-workflow", b"x-gateway-run", b"x-gateway-task"
 STEP, OUTCOME, BAGGAGE = b"x-gateway-step", b"x-gateway-run-outcome", b"baggage"
 HEADERS = frozenset((WORKFLOW, RUN, TASK, STEP, OUTCOME))
@@ -453,7 +452,6 @@ class StepRunning(CallerFault):
 
 
 # --- the step that a request asks for: read from its headers, and under which ids it is known ---
-
 
 ON_CHANGE = b"x-gateway-step-on-change"
 REPLAYED = (b"x-gateway-step-replayed", b"true")

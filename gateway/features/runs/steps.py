@@ -5,7 +5,8 @@
           ── another process runs it ──────────────────── wait until it is kept there
           ── else lead: claim, run the call, keep the answer, give it
 
-The claim is that of an idempotency record under an id of tenant, run and step; the answer is in the store of jobs. Invariants:
+The claim is that of an idempotency record under an id of tenant, run and step; the answer is in the store of jobs. First the
+calls, then the store as they see it. Invariants:
 an answer is given whole only after it is kept; who leaves stops no call that is being paid for; a step has one answer.
 """
 
@@ -290,7 +291,6 @@ def _running(ask: StepRequest) -> StepRunning:
 
 
 # --- steps in the store of jobs, as a call sees them: nothing is paid for that could not be kept ---
-
 
 MOST_BYTES = 64 * 1024 * 1024
 """The longest answer that can be a step's."""

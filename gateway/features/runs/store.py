@@ -17,7 +17,6 @@ from gateway.features.runs.step import (
 
 # --- the room that the runs of each tenant have, and the count of those that went early for want of it ---
 
-
 log = logging.getLogger("gateway.runs")
 
 

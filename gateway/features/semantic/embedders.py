@@ -1,8 +1,9 @@
-"""Embeddings from a model of the config, each a call of its own through the gateway's pipeline; and the opening of the cache.
+"""Embeddings from a model of the config, each a call of its own through the gateway's pipeline; and then the opening of the
+cache.
 
-So its limits, breakers, money and metrics apply, on the account of the caller for whom it is made. Invariants: the caller's
-credential goes to no provider that the caller's own call could not have shown it to; a call that is made here shares nothing
-and nothing is kept of it.
+So the limits, breakers, money and metrics of the model apply, on the account of the caller for whom it is made. Invariants: the
+caller's credential goes to no provider that the caller's own call could not have shown it to; a call that is made here shares
+nothing and nothing is kept of it.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def open_semantic(
     if opened is not None or not rules:
         return opened
     from gateway.features.semantic.index import VectorIndex  # an extra, that few pay for
-    from gateway.features.semantic.lookup import Semantic  # as above
+    from gateway.features.semantic.lookup import Semantic  # an extra, that few pay for
 
     return Semantic(clock, VectorIndex(), store, embedders.of)
 

@@ -19,7 +19,6 @@ from unicodedata import normalize
 
 # --- what words mean to the guards, language by language, in the `.txt` files of `words` ---
 
-
 FOLDER = Path(__file__).with_name("words")
 TABLES = ("english", "german", "french", "spanish", "all_languages")
 
@@ -164,7 +163,6 @@ def language_of(lowered: list[str]) -> Language:
 
 # --- numbers: each gets one spelling, apart from its unit ---
 
-
 _CURRENCIES = "$€£¥"
 _BEHIND = "abcdefghijklmnopqrstuvwxyzµ°%/ºª"
 _ORDINALS = frozenset(("st", "nd", "rd", "th", "er", "e", "ème", "º", "ª"))
@@ -229,7 +227,7 @@ _AFTER = ".,;:!?"
 _LEADS_TO = ("\n", ": ", ":\t", "\uff1a")
 _BEGINNINGS = "¿¡("
 _FULL_STOPS = ".?!;。؟\uff1f\uff01\uff1b"
-_PAUSES = ",:、)—–\uff0c\uff1a\uff09"  # noqa: RUF001 - as above
+_PAUSES = ",:、)—–\uff0c\uff1a\uff09"  # noqa: RUF001 - the dash is meant
 _PLAIN = frozenset(("words", "opposites"))
 _STOP: Token = ("break", STOP)
 _PAUSE: Token = ("break", PAUSE)
@@ -539,7 +537,6 @@ class _Sentences:
 
 
 # --- the facts of a question, one digest for each kind ---
-
 
 KINDS = (
     "edition",

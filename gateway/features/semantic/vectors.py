@@ -108,7 +108,6 @@ async def _guarded(work: Coroutine[Any, Any, T | None]) -> T | None:
 
 # --- the partitions: in memory while they are used, else in the store ---
 
-
 MOST_LOADING = 64
 MOST_LATE = 1000
 """The rows that may wait for their partition; further ones are found when it is loaded the next time."""
@@ -233,7 +232,6 @@ class Partitions:
 
 
 # --- sketches of vectors: on which side of 256 random planes each lies, a bit for each plane ---
-
 
 SKETCH_BITS = 256
 SIGMAS = 4.0

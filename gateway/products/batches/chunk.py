@@ -385,7 +385,6 @@ def failed_letter(job: Job, line: InputLine, error: JobError, attempts: int) -> 
 
 # --- commits: many results at a time, in step with those of other chunks ---
 
-
 BEAT_S = 0.025
 """A line's result waits in memory so long at most, unless the store is busy: a crash has it paid for once more."""
 LAST_COMMIT_S = 2.0

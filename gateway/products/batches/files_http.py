@@ -34,7 +34,6 @@ from gateway.routes import json_response
 
 # --- downloads: all of a file, or the one range that is asked for (RFC 9110, 14) ---
 
-
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.IGNORECASE)
 INCOMPLETE = (b"x-incomplete", b"true")
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
@@ -113,7 +112,6 @@ def disposition(filename: str) -> str:
 
 
 # --- the form of an upload, read as it comes in: its file goes on piece by piece, its few other fields are kept ---
-
 
 MOST_FIELD_BYTES = 65_536
 """The most bytes of all fields but the file, names and heads included."""
@@ -245,14 +243,13 @@ def plain_name(sent: bytes) -> str:
     return "".join(character for character in text if character.isprintable())[:MOST_NAME_CHARS]
 
 
+# --- the routes ---
+
 MOST_LISTED = 10_000
 LEAST_BYTES_PER_S = 65_536
 """An upload may take the time of other bodies, and a second more for each of these."""
 LEAST_LIFE_S, LONGEST_LIFE_S = 3600, 2_592_000
 """The lives that `expires_after` may ask for."""
-
-
-# --- the routes ---
 
 
 class ClientLeft(Exception):

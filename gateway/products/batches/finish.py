@@ -54,7 +54,6 @@ from gateway.products.jobs.worker import LAST_RETRY_S, CrashSuspects, RunningWor
 
 # --- the first piece: one pass over the input file, which ends with an index of its lines, or with what is wrong ---
 
-
 SLICE_S = 0.004
 """Seconds for which the loop is kept at a time."""
 INDEX_BYTES = 65_536

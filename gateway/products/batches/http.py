@@ -142,7 +142,6 @@ class MergedLists:
 
 # --- batches as their pollers see them ---
 
-
 POLL_AFTER_MS = 5000
 """Milliseconds until those who poll a batch that is not at its end are to come again."""
 MOST_KEPT = 500
@@ -198,7 +197,6 @@ def _headers_of(job: Job, files: Headers) -> Headers:
 
 
 # --- `/v1/batches`: made, shown, listed and cancelled as at OpenAI, whoever serves their lines ---
-
 
 EXAMPLE = '{"input_file_id": "file-…", "endpoint": "/v1/chat/completions", "completion_window": "24h"}'
 MOST_BODY_BYTES = 65_536

@@ -30,7 +30,6 @@ from gateway.products.pipelines.rules import step_of
 
 # --- the names in `about` and `marks` of what the pieces of a batch need of each other, in one place ---
 
-
 INPUT_FILE: Final = "input_file_id"
 """In `about`: as the caller named it."""
 INPUT: Final = "input"
@@ -107,7 +106,6 @@ def chunk_blob(job_id: str, chunk: int, fence: int, kind: str) -> str:
 
 
 # --- batches as the Batch API shows them ---
-
 
 ENDED: Final[Mapping[JobState, str]] = {
     JobState.SUCCEEDED: "completed",
@@ -258,7 +256,6 @@ def _reasoning(answer: Any) -> int:
 
 # --- what a caller may ask of a batch: the fields of `POST /v1/batches` ---
 
-
 FIELDS: Final = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
 LEAST_WINDOW_S, LONGEST_WINDOW_S = 600, 7 * 86_400
 LEAST_LIFE_S, LONGEST_LIFE_S = 3600, 30 * 86_400
@@ -335,7 +332,6 @@ def _refuse(name: str, problem: str) -> NoReturn:
 
 
 # --- the price of lines: `service_tier: flex` is about half of the usual one, and is served when there is room ---
-
 
 FIELD = "service_tier"
 ENDPOINTS = frozenset(("/v1/chat/completions", "/v1/responses"))

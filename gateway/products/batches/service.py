@@ -52,7 +52,6 @@ from gateway.products.jobs.webhooks.rules import REQUEST_URL
 
 # --- batches: made, shown, listed and cancelled ---
 
-
 NO_SUCH_BATCH = "There is no such batch; GET /v1/batches lists yours."
 
 

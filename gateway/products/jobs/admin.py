@@ -1,7 +1,7 @@
-"""What operators see of jobs: `/admin/jobs` with what everybody has under way, which they may have stand still and go on;
-and how a request would fare as a job.
+"""What operators see of jobs: first `/admin/jobs`, then how a request would fare as a job.
 
-Behind the admin key. It must not know how jobs run: `JobService` tells of them.
+`/admin/jobs` shows what everybody has under way, which operators may have stand still and go on. Behind the admin key. How jobs
+run is not known here: `JobService` shows them.
 """
 
 from __future__ import annotations

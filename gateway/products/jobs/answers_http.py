@@ -121,7 +121,6 @@ async def _events(
 
 # --- the body of `POST /v1/jobs`: what is asked of the job, and the request that it makes, as it was written ---
 
-
 EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'
 MOST_REST_BYTES = 65_536
 """The most bytes of all that is not the request: some times, keys and metadata."""
@@ -175,7 +174,6 @@ def _no_object() -> InvalidRequest:
 
 
 # --- a job as its owner sees it: the JSON object of `/v1/jobs`, and its events ---
-
 
 POLL_AFTER_S: Final = 2.0
 """Seconds until those who poll a job that is not at its end are to come again."""

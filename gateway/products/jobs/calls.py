@@ -43,7 +43,6 @@ from gateway.products.jobs.rules import JobRules
 
 # --- outcomes: done, failed for good, tried again later, put off, or broken off ---
 
-
 PUT_OFF_S: Final = 5.0
 """The wait of a call that was refused by somebody who could not say for how long."""
 LONGEST_PUT_OFF_S: Final = 300.0
@@ -132,11 +131,10 @@ def tell_nobody(_tenant: str, _run: str, _change: RunChange) -> None:
     """Counts nothing."""
 
 
+# --- ports: calls made of stored requests, and providers' Batch APIs ---
+
 STRICT = b"x-gateway-strict", b"true"
 """Goes with the headers of a stored call that may lose nothing on its way; it is not for providers."""
-
-
-# --- ports: calls made of stored requests, and providers' Batch APIs ---
 
 
 def headers_to_keep(call: Call) -> list[tuple[str, str]]:
@@ -301,7 +299,6 @@ class ProviderBatches(Protocol):
 
 
 # --- one request through the pipeline for a job, to its last byte, and what that came to ---
-
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 """A longer answer is not kept: it fails for good."""

@@ -181,7 +181,6 @@ def _send(connection: HTTPConnection, path: str, pieces: Iterator[bytes], header
 
 # --- a line of progress, on standard error ---
 
-
 EVERY_S = 5.0
 """Seconds after which the line is written again where no terminal shows it, if it has changed."""
 
@@ -216,7 +215,6 @@ class ProgressLine:
 
 # --- patience with a gateway that starts again, or has no room for now ---
 
-
 AGAIN_S = 2.0
 PATIENCE_S = 300.0
 """Seconds for which a gateway that is away, starts again or has no room is asked again."""
@@ -239,7 +237,6 @@ def patiently(ask: Callable[[], Answer], progress: ProgressLine) -> Answer:
 
 
 # --- jobs and batches on a terminal ---
-
 
 JOB_HEADINGS = ("id", "kind", "status", "model", "done", "created", "cost")
 ENDS = frozenset({"succeeded", "completed_with_failures", "failed", "cancelled", "expired"})

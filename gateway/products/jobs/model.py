@@ -109,7 +109,6 @@ class TooManyReaders(GatewayError):
 
 # --- the ids of files, batches, responses and jobs ---
 
-
 FILE: Final = "file-gw"
 BATCH: Final = "batch_gw"
 RESPONSE: Final = "resp_gw"

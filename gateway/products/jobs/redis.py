@@ -307,7 +307,6 @@ class RedisJobStore:
 
 # --- the store is opened: its links, its settings, and how many partitions it has ---
 
-
 TIMEOUT_S: Final = 2.0
 """The time-out of a script about jobs: longer than that of limits, whose link it does not share."""
 CONNECTIONS: Final = 2

@@ -170,7 +170,6 @@ def _unknown(jobs: Sequence[Job]) -> str:
 
 # --- writes that come at the same moment, as one script: results of lines that chunks commit, parts of logs ---
 
-
 COMMIT = job_script("commit", "letters")
 MOST_ARGUMENTS = 4000
 """About the most arguments of one script, which takes some milliseconds then."""
@@ -265,7 +264,6 @@ class RedisCommits:
 
 
 # --- where jobs are, by their ids, and what is read of them there without a script ---
-
 
 PAGE, FORGET = job_script("page"), job_script("forget", "erase")
 ROWS_AT_ONCE = 200

@@ -103,15 +103,14 @@ def read_letter(text: bytes) -> DeadLetter:
     return unpack(text.partition(b" ")[2])
 
 
+# --- steps of jobs with their pieces ---
+
 APPLY, LOAD = job_script("apply", "take", "letters", "erase"), job_script("load")
 T = TypeVar("T")
 MOST_KNOWN = 4096
 """Jobs of which this process remembers how it last saw them, and writes without an answer that it remembers."""
 MOST_TRIES = 100
 """The tries to write about one job: of each round of tries one is written, so that nobody waits for ever."""
-
-
-# --- steps of jobs with their pieces ---
 
 
 class LetterMoved(Exception):
@@ -363,7 +362,6 @@ def _copy(job: RedisJob) -> RedisJob:
 
 # --- claims of pieces, and what time does to jobs: they become due, claims and deadlines end ---
 
-
 CLAIM, RENEW, TIDY = job_script("claim"), job_script("renew"), job_script("tidy")
 FORGOTTEN_S = 3600.0
 """The time after which a worker that gives no sign is forgotten: each start of a replica is a new one."""
@@ -377,7 +375,7 @@ MOST_LOOKS = 20
 LOOK_S, SILENT_S = 0.9, 1.6
 """Seconds after which a claim looks at what time has done; seconds without that, after which a tick does."""
 RESTS = 6
-"""Of so many looks where nothing is to be done one is left out, so that what else is asked now and then has its room."""
+"""The looks where nothing is to be done, of which one is left out, so that what else is asked now and then has its room."""
 
 Depths = Mapping[tuple[str, Lane, str], JobDepth]
 

@@ -244,7 +244,6 @@ def _no_reply(cause: object) -> OutcomeUnknown:
 
 # --- the partitions of the jobs in a Redis, how scripts run in them, and how their failures are raised ---
 
-
 MOST_PARTITIONS: Final = 16
 PATIENCE_S: Final = 5.0
 """Seconds for which it is asked again whether something was done; then the caller learns that nobody knows."""

@@ -96,7 +96,7 @@ class BatchRules:
 
     run: RunAs = "here"
     standard_before_end_s: float = 3600.0
-    """With `flex`: so long before a batch's end its lines go at the usual price, which is served sooner."""
+    """Seconds before a batch's end from which on, with `flex`, its lines go at the usual price, which is served sooner."""
     max_lines: int = 50_000
     max_bytes: int = 200 * 1024 * 1024
     mixed_models: bool = True

@@ -252,7 +252,6 @@ def _digest(tenant: str, use: str, key: str) -> bytes:
 
 # --- calls with an `Idempotency-Key` that became jobs because there was no room: sent again, they find the job ---
 
-
 MOST_JOBS = 10
 """The most jobs of one key, one after the other; then the call is refused as if it could be no job."""
 

@@ -255,7 +255,6 @@ def rank_of(job: Job) -> int:
 
 # --- jobs that come in: one of a kind under a dedupe key, in the place of another under a debounce key, or new ---
 
-
 _SCHEDULED = (
     "SELECT debounce.job, debounce.times FROM debounce JOIN jobs ON jobs.seq = debounce.job "
     "WHERE debounce.key = ? AND jobs.state = ?"
@@ -384,6 +383,8 @@ class SqliteAcceptance:
         return None if found is None else (sqlite_rows.get(db, found[0]), found[1])
 
 
+# --- claims ---
+
 STEP = 200
 """Jobs that time changes in one step, after which others have their turn."""
 MOST_LOOKS = 64
@@ -400,12 +401,9 @@ HELD = (
 """The number of a claim's job, and whether it is paused or to stop, if the claim holds: job, piece, fence."""
 
 LONGEST_QUIET_S = 30.0
-"""So often at least it is looked what else is due, such as dedupe keys to be forgotten."""
+"""The most seconds between two looks what else is due, such as dedupe keys to be forgotten."""
 Oldest = Mapping[tuple[str, int, int], float]
 """When the oldest of the pieces was or is ready, by segment, lane and state."""
-
-
-# --- claims ---
 
 
 class Ticked(NamedTuple):
@@ -413,7 +411,7 @@ class Ticked(NamedTuple):
 
     oldest: Oldest
     quiet_until: float
-    """Until then nothing is ready or becomes due, as long as nothing is written."""
+    """The time until which nothing is ready or becomes due, as long as nothing is written."""
 
 
 class SqliteClaims:
@@ -476,7 +474,7 @@ class SqliteClaims:
                 self._pieces.stop_if_requested(db, row, ready_at)
 
     def renew(self, db: sqlite3.Connection, works: Sequence[ClaimedWork]) -> list[WriteResult]:
-        """Says what has been asked of the jobs."""
+        """Returns what has been asked of the jobs."""
         return [self._renew(db, work) for work in works]
 
     @staticmethod

@@ -36,7 +36,6 @@ from gateway.products.jobs.transitions import PieceState, is_past_stopping
 
 # --- jobs as rows: what is searched in columns, the rest as one JSON array ---
 
-
 _COLUMNS = "seq, id, tenant, kind, state, ended, parent, body"
 LINE_COLUMNS = "line, failed, text, input, cached, output, cost, reasoning"
 _TABLES = ("payloads", "answers", "pieces", "plans", "lines", "chunks", "dedupe", "debounce", "event_logs", "events")
@@ -198,7 +197,6 @@ def _is_held(job: Job) -> bool:
 
 # --- reads and writes that the event loop hands to the file's thread, and how durable each has to be ---
 
-
 Work = Callable[[sqlite3.Connection], Any]
 """Works on the file; it may run twice. It returns a `Rest` when it has more to do after other jobs have had their turn."""
 Effort = Literal["read", "cache", "durable", "told"]
@@ -223,7 +221,7 @@ class FileJob:
     undo: Work | None = None
     """Takes back what a `told` job has done where its caller was told that it failed."""
     _verdict: Lock | None = field(default=None, init=False)
-    """Of a `told` job that somebody waits for: whoever takes it decides whether the job is done or was given up."""
+    """The verdict on a `told` job that somebody waits for: whoever takes it decides whether the job is done or was given up."""
 
     def __post_init__(self) -> None:
         if self.effort == "told":
@@ -257,7 +255,6 @@ class Rest:
 
 
 # --- lists of jobs, and jobs that are forgotten; long work in steps, between which others have their turn ---
-
 
 ROWS_AT_ONCE = 500
 """The rows that one step of a list looks at."""
@@ -528,7 +525,7 @@ _PARENTS = (
 )
 
 _OPEN_BODY = ", ".join(f"'$[{at}]', json_extract(CAST(body AS TEXT), '$[{at}]') + :by_s" for at in (5, 6, 7, 14))
-"""Of `_body`: created, to begin, deadline, started."""
+"""The moved times of `_body`: created, to begin, deadline, started."""
 _MOVES = (
     "UPDATE pieces SET ready_at = ready_at + :by_s",
     "UPDATE jobs SET due = due + :by_s, body = CAST(json_set(CAST(body AS TEXT), " + _OPEN_BODY + ") AS BLOB) "

@@ -113,7 +113,7 @@ class SqliteJobStore:
         )
 
     async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
-        """Says what has been asked of the jobs meanwhile; no claim ends by itself."""
+        """Returns what has been asked of the jobs meanwhile; no claim ends by itself."""
         return await self._file.read(lambda db: self._claims.renew(db, works))
 
     async def give_back(
@@ -256,7 +256,6 @@ class SqliteJobStore:
 
 
 # --- its dead letters; files, logs, responses and runs are beside their products ---
-
 
 LETTERS_AT_ONCE = 100
 """The letters that are removed in one step, after which others have their turn."""

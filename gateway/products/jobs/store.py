@@ -332,7 +332,6 @@ class JobStore(Protocol):
 
 # --- the stores of jobs and of blobs that the config names, opened ---
 
-
 log = logging.getLogger("gateway.jobs")
 
 
@@ -372,7 +371,7 @@ async def open_redis_jobs(
     `replica` names this process among those that share the work. `clock` follows that of the Redis, which is the only one that
     replicas have in common; `wall` takes its place in tests. `accept` says what must be true before jobs are acknowledged.
     """
-    from gateway.products.jobs.redis import open_store  # as above
+    from gateway.products.jobs.redis import open_store  # a gateway without such jobs does not load it
 
     return await open_store(
         shared, replica, wall, OpenBounds(in_all, per_tenant), accept, following, kept_bounds, clock
@@ -391,7 +390,7 @@ def open_redis_blobs(shared: SharedState, accept: Literal["fsync", "replicated",
     failover it may be on a new master that never had the blob: there blobs are waited for themselves.
     """
     from gateway.drivers.blobs_redis import RedisBlobs  # a gateway without a Redis does not load it
-    from gateway.products.jobs.redis_partitions import BlobDurability  # as above
+    from gateway.products.jobs.redis_partitions import BlobDurability  # a gateway without such jobs does not load it
 
     is_apart = "+cluster:" in shared.url or accept == "replicated"
     return RedisBlobs(shared, safety=BlobDurability(shared, accept) if is_apart and accept != "fast" else None)

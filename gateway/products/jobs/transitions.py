@@ -41,9 +41,9 @@ PieceState = Literal["ready", "later", "claimed", "withheld"]
 
 NOT_OURS = WriteResult(is_ours=False)
 MOST_GROUPS = 1000
-"""Groups of dead letters that are listed."""
+"""The groups of dead letters that are listed."""
 GROUPS_AT_ONCE = 250
-"""Of a walk through all groups."""
+"""The groups that one step of a walk through all of them has."""
 PAYLOAD_KEPT = (JobState.FAILED, JobState.EXPIRED)
 """The payloads of jobs that end so are kept until the jobs are forgotten, so that they can be run again."""
 

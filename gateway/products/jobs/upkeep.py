@@ -25,7 +25,6 @@ from gateway.products.jobs.store import Blobs, JobStore
 
 # --- cleaning, once a minute beside the work ---
 
-
 EVERY_S = 60.0
 """Seconds between two steps of the cleaning, and of the sweep."""
 AT_ONCE = 500
@@ -97,7 +96,6 @@ class JobCleaning:
 
 # --- the ends of jobs that no worker makes: cancelled before they began, or past their deadlines ---
 
-
 STOPPED: Final = (JobState.CANCELLED, JobState.EXPIRED)
 """Ends that a store may make by itself. Whoever makes them, they are counted here and not by the worker."""
 REMEMBERED = 1000
@@ -142,7 +140,6 @@ class CountedEnds:
 
 
 # --- the sweep of blobs that nobody knows ---
-
 
 PASS_EVERY_S = 3600.0
 """Seconds between two passes over all blobs."""

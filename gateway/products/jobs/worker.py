@@ -39,7 +39,6 @@ from gateway.products.jobs.upkeep import STOPPED
 
 # --- a piece of work while this worker has it: what its job is asked for meanwhile, and writes that must not be lost ---
 
-
 T = TypeVar("T")
 Write = Callable[[], Awaitable[WriteResult]]
 
@@ -171,6 +170,8 @@ async def committed(writer: BlobWriter) -> int:
 
 log = logging.getLogger("gateway.jobs")
 
+# --- the worker ---
+
 LOOK_S = 1.0
 """Seconds after which the store is asked for work when nothing wakes the worker, and what was asked of running jobs is looked
 at.
@@ -178,10 +179,10 @@ at.
 LONGEST_PAUSE_S = 10.0
 """The longest wait before a store that cannot be asked is asked again."""
 MOST_HELD_BYTES = 256 * 1024 * 1024
-"""Of requests that were claimed, and of answers that wait for the store: with so many nothing more is claimed."""
+"""The bytes of claimed requests, and of answers that wait for the store, with which nothing more is claimed."""
 GUESSED_BYTES = 20_000_000
-"""Of a request that is to be claimed, and that nobody knows yet: as large as one may be by default, or as the largest here. So
-small ones are claimed a few at a time, one claim after the other.
+"""The bytes of a request that is to be claimed, and that nobody knows yet: as large as one may be by default, or as the largest
+here. So small ones are claimed a few at a time, one claim after the other.
 """
 SMALL_BYTES = 256 * 1024
 MOST_SMALL_BYTES = 32 * 1024 * 1024
@@ -189,7 +190,7 @@ MOST_SMALL_BYTES = 32 * 1024 * 1024
 piece is claimed to see how large it is, and given back for a while if it is too large.
 """
 RENEWALS = 3
-"""A claim is renewed so often within its lease."""
+"""The renewals of a claim within its lease."""
 
 RunPiece = Callable[[RunningWork], Awaitable[None]]
 
@@ -384,7 +385,7 @@ class JobWorker:
 # --- jobs during which processes have died: they run alone, and only what has died alone is given up ---
 
 MOST_CRASHES: Final = 3
-"""From the claim of this number on a job runs alone."""
+"""The number of the claim from which on a job runs alone."""
 ALONE: Final = "alone_at"
 """In `marks`: how often its worker had died while it ran alone, and the number of the claim that it began to run alone by."""
 LOOK_AGAIN_S: Final = 1.0
@@ -458,7 +459,6 @@ def _crashes_of(work: ClaimedWork) -> int:
 
 
 # --- the engine of durable work in this process: its store and its worker, opened when they are first needed ---
-
 
 RETRY_S = 5.0
 """Seconds until a store that could not be opened is tried again."""

@@ -62,7 +62,6 @@ from gateway.products.pipelines.templates import (
 
 # --- a request that a model is asked to mend, and what may be taken from its answer ---
 
-
 CHANGED_FIELDS: Final[Mapping[CallEndpoint, tuple[str, ...]]] = {
     "chat": ("messages",),
     "responses": ("input", "instructions"),
@@ -119,7 +118,6 @@ def _is_alike(change: Mapping[str, Any], body: Mapping[str, Any], field: str) ->
 
 
 # --- the requests of a step: one, or one for each item of a list ---
-
 
 MOST_REQUESTS_CHARS: Final = 200_000_000
 """The requests of all items of a step together: they are in memory until they are written, however often the same text is in
@@ -190,7 +188,6 @@ def scopes_of(items: Sequence[Any], scope: Scope) -> Iterator[Scope]:
 
 
 # --- the values of answers: the text, its JSON, embeddings or verdicts ---
-
 
 _FENCED: Final = re.compile(r"\s*```[A-Za-z]*\n(.*?)\n?```\s*", re.DOTALL)
 
@@ -287,7 +284,6 @@ def _dicts(value: object) -> list[dict[str, Any]]:
 
 
 # --- a step with items: asked once for each, and once more for those whose failed requests a model has changed ---
-
 
 Values = Mapping[str, Any]
 

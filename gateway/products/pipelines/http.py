@@ -1,7 +1,7 @@
-"""`model: pipelines/NAME`: a run whose caller waits for it, as long as it asked to.
+"""`model: pipelines/NAME`: a run whose caller waits for it, as long as it asked to; and the calls for its steps.
 
 Done in time, the answer is that of the run; else 202 for callers who take a job for an answer (RFC 7240, 4.1), and 504 with the
-run's id for all others. The run goes on in any case.
+run's id for all others. The run goes on in any case. A call for a step comes last.
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ class PipelineAnswers:
 
 
 # --- a call for a step of a pipeline: a part of its run, whose answer may have to fit a schema ---
-
 
 MOST_RULES = 64
 """The compiled rules that are remembered."""

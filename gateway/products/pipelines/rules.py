@@ -20,7 +20,6 @@ from gateway.products.pipelines.templates import MOST_WORK, NEEDS_EXTRA, Count, 
 
 # --- a run: its input, the source of the plan that it began with, and its notes on its way ---
 
-
 PIPELINE: Final = "pipeline"
 """In `about` of a run: the name of its pipeline."""
 DIGEST: Final = "digest"
@@ -130,7 +129,6 @@ def count_of(policy: PolicySnapshot, name: str) -> Count:
 
 # --- JSON Schemas of pipelines: those of answers; whether one can be used, and whether a value fits it ---
 
-
 MOST_SCHEMA_BYTES: Final = MOST_BYTES
 _NAMING: Final = ("$id", "$ref", "$dynamicRef", "$recursiveRef")
 MOST_VISITS: Final = 500_000.0
@@ -218,7 +216,6 @@ def with_defaults(schema: Mapping[str, Any] | None, value: Any) -> Any:
 
 
 # --- a run as it is decided upon: how its steps stand, what begins next, and why something has failed ---
-
 
 VALUE_MISSING: Final = "value_missing"
 TOO_MANY_FAILED: Final = "too_many_failed"

@@ -95,7 +95,6 @@ from gateway.products.pipelines.templates import Count, Hurry, TooLong
 
 # --- the children of a run: a job for each part of a step that begins, made of the requests of the plan ---
 
-
 JSON_HEADERS = (("content-type", "application/json"),)
 FILES_LAST_S = 86_400.0
 """Seconds for which the answers to items are kept behind the run's deadline."""
@@ -216,7 +215,6 @@ def _about(plan: PipelinePlan, start: StepStart) -> Mapping[str, Any]:
 
 
 # --- the state of the steps, read from the children and what their answers say ---
-
 
 MOST_INLINE_BYTES = 1_000_000
 """The most bytes of answers that are read in the event loop; more go to a thread."""
@@ -367,6 +365,8 @@ def added(counts: Tally, children: Sequence[Job]) -> Tally:
     )
 
 
+# --- the life of runs ---
+
 MOST_DEATHS = 10
 """A run whose worker has died so often with it is not advanced again: it would take the gateway with it each time. A busy run
 is advanced much of the time, so a few deaths in a row may be of other things, and have met it by chance."""
@@ -381,9 +381,6 @@ threads that compute, and the event loop would wait for all of them whenever it 
 ITEM_BYTES = 200
 """The bytes that an item of a list is reckoned with."""
 log = logging.getLogger("gateway.jobs")
-
-
-# --- the life of runs ---
 
 
 class PipelineRuns:

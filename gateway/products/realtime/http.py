@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 # --- the subprotocols of a handshake: browsers cannot set headers, so OpenAI's clients put the key there ---
 
-
 HEADER = b"sec-websocket-protocol"
 _KEY = b"openai-insecure-api-key."
 _ACCOUNT = (b"openai-organization.", b"openai-project.")
@@ -128,7 +127,7 @@ def switch(
     """
     if cycle.disconnected or cycle.transport.is_closing():
         return None
-    from gateway.core.websocket import client_end  # as above
+    from gateway.core.websocket import client_end  # a gateway without sessions does not load it
 
     if chosen not in offered:  # a browser that offers some, and gets none, leaves (WHATWG WebSockets, 4)
         chosen = offered[0] if offered else None
@@ -164,7 +163,6 @@ async def refuse(served: ServedRequest, error: GatewayError, meter: Meter, clock
 
 
 # --- the targets of a model for sessions: same names, limits and breakers, another wire ---
-
 
 MOST_MODELS = 1024
 

@@ -1,7 +1,7 @@
-"""The few events of a realtime session that are read: what a response or a transcription has used, and errors. All others go
-on unparsed.
+"""Realtime sessions as data: which providers can have them, and the few events of one that are read.
 
-A byte search decides what is parsed. Source: OpenAI's Realtime API, server events `response.done`, `error`,
+First the providers. Then the events: what a response or a transcription has used, and errors; all others go on unparsed. A byte
+search decides what is parsed. Source: OpenAI's Realtime API, server events `response.done`, `error`,
 `conversation.item.input_audio_transcription.completed`, `session.created` and `session.updated`.
 """
 
@@ -20,7 +20,6 @@ from gateway.core.types import EMULATOR, Usage, UsageParts
 
 # --- the providers that can have realtime sessions, as far as the config says ---
 
-
 SPEAK_REALTIME = frozenset(("openai", "azure"))
 """The dialects with a Realtime API, of OpenAI's form."""
 
@@ -37,6 +36,8 @@ def why_no_sessions(provider: Provider) -> str | None:
         return "is behind a proxy that is not http://"
     return None
 
+
+# --- the events that are read ---
 
 DONE, ERROR = b'"response.done"', b'"error"'
 TRANSCRIBED, SESSION = b'_transcription.completed"', b"session."

@@ -27,7 +27,6 @@ from gateway.products.realtime.rules import error_event, is_read, output_in, rea
 
 # --- signs of life: a peer is asked where it is silent, given up where it takes nothing ---
 
-
 PING_S = 20.0
 STUCK_S = 60.0
 """Seconds after which a peer that has taken nothing of what waits for it is taken to be gone."""
@@ -73,7 +72,7 @@ POLICY = 4008
 """The key's budget is spent, or the key is no longer one."""
 MAX_SESSION_S = 3600.0
 QUIET_S = 2.0
-"""At shutdown a provider that has said nothing for so long is not in the middle of a response."""
+"""Seconds of silence after which, at shutdown, a provider is not in the middle of a response."""
 JOINED_BYTES = 1024 * 1024
 """The most bytes of a message in several frames that are put together to be read."""
 _PROVIDERS_FAULT = frozenset((ABNORMAL, 1011, RESTART, 1013, BAD_GATEWAY))
@@ -313,7 +312,6 @@ def short_reason(reason: str) -> str:
 
 
 # --- the opening of sessions, as calls are opened: admission, one attempt after the other, the account ---
-
 
 SWITCHING = 101
 

@@ -22,7 +22,6 @@ from gateway.products.responses.store import (
 
 # --- the logs, which any replica reads ---
 
-
 APPEND, READ = job_script("events_append"), job_script("events_read")
 PART_WEIGHT = 8 * 1024
 """The weight of a part besides its bytes."""
@@ -105,14 +104,13 @@ class RedisEventLogs:
             self._watchers.wake(job_id)
 
 
+# --- the kept responses ---
+
 PUT, CHAIN = job_script("kept_put", "kept"), job_script("kept_chain", "kept")
 REMOVE, TRIM = job_script("kept_remove", "kept"), job_script("kept_trim", "kept")
 BYTES_AT_ONCE = 1024 * 1024
 """The bytes of the responses of a chain that one script reads, but for the last of them."""
 TRIMMED_AT_ONCE = 100
-
-
-# --- the kept responses ---
 
 
 class RedisKeptResponses:

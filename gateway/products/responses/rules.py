@@ -355,7 +355,6 @@ def _listed(item: dict[str, Any], body: str, place: int) -> dict[str, Any]:
 
 # --- the answer of a call in the foreground that the gateway keeps: under its own id, whole or as events ---
 
-
 _KEPT: Final = frozenset(("completed", "incomplete"))
 _LAST: Final = frozenset(("response.completed", "response.incomplete"))
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
@@ -441,7 +440,6 @@ def _frame(event: dict[str, Any]) -> bytes:
 
 
 # --- the events of a response in the background, made of a provider's: its own id, and numbers without gaps ---
-
 
 GENERATION_STEP: Final = 1_000_000
 """The distance between the first numbers of two runs: more events than one answer has."""

@@ -72,7 +72,6 @@ from gateway.products.responses.store import StoredResponse
 
 # --- time: responses that are kept are forgotten, and the logs of those in the background go with them ---
 
-
 EVERY_S: Final = 60.0
 AT_ONCE: Final = 500
 _PAGE: Final = 100
@@ -286,10 +285,9 @@ def _error_of(answer: bytes, error: JobError) -> dict[str, Any]:
     return failure(error.message, error.error_class)
 
 
-_ENCRYPTED = "reasoning.encrypted_content"
-
-
 # --- the jobs ---
+
+_ENCRYPTED = "reasoning.encrypted_content"
 
 
 class ResponseJobs:

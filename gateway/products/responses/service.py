@@ -313,7 +313,6 @@ class ResponseService:
 
 # --- calls in the foreground, where the gateway keeps what they answer, or knows what they go on from ---
 
-
 LARGE_BYTES = 1_000_000
 """A larger body is parsed in a thread, so that others do not wait."""
 _OUTCOME_HEADERS = frozenset(("gateway", "off", "never"))

@@ -20,7 +20,6 @@ from gateway.products.responses.rules import MOST_ID_CHARS, items_of, repeated
 
 # --- frames to the client: the events of a stream without their framing, and errors as events ---
 
-
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
 MOST_RETURNED_BYTES: Final = 262_144
 FINAL: Final = frozenset((b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled"))

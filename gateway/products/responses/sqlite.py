@@ -28,7 +28,6 @@ from gateway.products.responses.store import (
 
 # --- the logs as rows: what is there of one in a row of `event_logs`, its parts in `events` ---
 
-
 _KEEP = "REPLACE INTO event_logs (job, fence, next, bytes, cut) VALUES (?, ?, ?, ?, ?)"
 
 

@@ -1,7 +1,7 @@
 """The ports of what is stored of responses: those that are kept, and the logs of the events that make them.
 
-Implemented in `sqlite.py` and `redis.py`, which share what stands behind the two ports: the bounds, and what follows from them.
-Times are wall-clock seconds.
+In this order: the port of kept responses; that of logs; and what `sqlite.py` and `redis.py`, which implement them, have in
+common: the bounds, and what follows from them. Times are wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StoredResponse:
     tenant: str
     created_at: float
     keep_until: float
-    """It is forgotten then; earlier only where its tenant has too many bytes, or removes it."""
+    """When it is forgotten; earlier only where its tenant has too many bytes, or removes it."""
     previous_id: str
     """The response that it goes on from; empty: none."""
     body: bytes

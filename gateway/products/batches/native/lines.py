@@ -64,7 +64,6 @@ from gateway.products.jobs.worker import RunningWork, committed
 
 # --- lines in the words of their provider, and its answers in those of the lines' owner ---
 
-
 MESSAGES: Final = "messages"
 BATCH: Final = "batch"
 """The service tier that lines have at a provider's Batch API."""
@@ -197,7 +196,6 @@ def _ids(line_id: str) -> Callable[[], str]:
 
 # --- the input file of a provider, and what each line's owner calls it: read from the batch's own input ---
 
-
 AT_ONCE = 64
 """The lines that are worked on before others are served."""
 LARGE_BYTES = 65_536
@@ -274,14 +272,13 @@ async def unanswered_lines(
         await asyncio.sleep(0)
 
 
+# --- the answers of a provider ---
+
 log = logging.getLogger("gateway.jobs")
 
 
 MOST_AT_ONCE, MOST_BYTES = 2048, 8 * 1024 * 1024
 """Answers, and bytes of them, that are put into other words together: the input is read once for all of these."""
-
-
-# --- the answers of a provider ---
 
 
 class ClaimLost(Exception):

@@ -218,7 +218,6 @@ def segment(id: str) -> str:
 
 # --- Anthropic's Message Batches: lines go along with the request for their batch ---
 
-
 PATH: Final = "/messages/batches"
 ANTHROPIC_MAX_PAGES: Final = 10
 """The most pages of the list that are looked at, of 100 batches each."""
@@ -382,7 +381,6 @@ def _read_batch(fields: dict[str, Any]) -> RemoteBatch:
 
 
 # --- Files and Batch APIs of OpenAI's shape ---
-
 
 KEPT_S: Final = 14 * 86_400
 """The files of a batch are removed once its answers are here; what is forgotten goes after so long. Azure takes no less."""

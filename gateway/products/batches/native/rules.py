@@ -24,7 +24,6 @@ from gateway.products.jobs.rules import BatchRules
 
 # --- the lines that may go to a provider's own Batch API, and to whose; asked again before each part is sent ---
 
-
 ENDPOINTS: Final = frozenset(
     f"/v1/{name}"
     for name in ("chat/completions", "responses", "embeddings", "completions", "moderations", "images/generations")
@@ -241,7 +240,7 @@ WITHOUT_FILES: Final = 10
 WITHOUT_ANSWERS: Final = 3
 """The looks at a batch that stopped, and says that nothing was done: some were wrong about that."""
 VANISHED: Final = 5
-"""After so many looks at a batch that is not there it is looked for in the list; gone from there, too, it is given up."""
+"""The looks at a batch that is not there after which it is looked for in the list; gone from there, too, it is given up."""
 GONE_FILES: Final = 4
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 5.0, 300.0
 

@@ -72,7 +72,6 @@ from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
 
 # --- requests for a part, and searches for what may have been asked ---
 
-
 LAG_S = 3600.0
 """The seconds that a provider's clock may be behind ours."""
 
@@ -176,7 +175,6 @@ def url_of(job: Job, provider: Provider) -> str:
 
 # --- charges: what parts cost their keys, booked before they are sent and set right when they are over ---
 
-
 DAY_S = 86_400
 
 
@@ -265,6 +263,8 @@ class PartCharges:
         return usd * (USUAL_FACTOR if factor is None else factor)
 
 
+# --- the life of parts ---
+
 log = logging.getLogger("gateway.jobs")
 
 LEAST_POLL_S, SLOW_POLL_S = 15.0, 60.0
@@ -280,9 +280,6 @@ TURN_S = 10.0
 """A chunk whose batch has enough of them running here comes back after so long."""
 SHOWN_S = 1200.0
 """A part that nobody here has looked at for so long is with another worker, or over."""
-
-
-# --- the life of parts ---
 
 
 class NativeParts:

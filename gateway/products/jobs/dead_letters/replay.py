@@ -288,7 +288,6 @@ def _number(value: object, name: str, least: float, most: float) -> float:
 
 # --- a letter on its way to be run again ---
 
-
 AT_ONCE = 100
 """The letters of a page."""
 

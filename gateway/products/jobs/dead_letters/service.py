@@ -42,7 +42,6 @@ from gateway.products.jobs.worker import RunningWork
 
 # --- counts for the metrics, and old letters that are thrown away, beside the work ---
 
-
 COUNT_S = 15.0
 """Seconds from one count to the next."""
 TRIMS = 4

@@ -1,6 +1,6 @@
 """What operators may see and do about webhooks: how endpoints are, a test, deliveries made again, a switch.
 
-Endpoints are known to one process, deliveries to all that share the store of jobs.
+First what is done, then its routes. Endpoints are known to one process, deliveries to all that share the store of jobs.
 """
 
 from __future__ import annotations
@@ -242,7 +242,6 @@ def _last(attempts: Iterable[AttemptResult]) -> list[dict[str, Any]]:
 
 
 # --- `/admin/webhooks`, behind the admin key ---
-
 
 ACTIONS: Final = ("redeliver", "disable", "enable", "test")
 EXAMPLE: Final = '{"id": "batch_gw…"} or {"since_s": 86400}'

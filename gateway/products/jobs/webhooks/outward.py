@@ -104,7 +104,7 @@ class PublicUrl(NamedTuple):
     """A URL that has one reading."""
 
     host: str
-    """In small letters: a name, or an IP address without brackets."""
+    """The host, in small letters: a name, or an IP address without brackets."""
     port: int
     target: str
     """Path and query."""
@@ -238,7 +238,7 @@ class Outward(Protocol):
 
 
 class AddressGuard:
-    """Says which addresses a URL that a caller named may lead to; whoever fetches such a URL asks it twice."""
+    """Decides which addresses a URL that a caller named may lead to; whoever fetches such a URL asks it twice."""
 
     def read(self, url: str) -> PublicUrl:
         """Returns the URL's parts, of which the connection is made. Raises FetchRefused."""
@@ -256,7 +256,6 @@ class AddressGuard:
 
 
 # --- requests over the usual transport, without a look at addresses ---
-
 
 MOST_READ_BYTES: Final = 4096
 CONNECTIONS: Final = 16
@@ -340,7 +339,6 @@ def in_words(error: Exception) -> str:
 
 
 # --- requests to URLs that callers have named, to public addresses only ---
-
 
 MOST_LOOKUPS: Final = 32
 """Names that are looked up at a time: a name server that never answers holds a thread for its time-out."""

@@ -1,4 +1,6 @@
-"""The rules of webhooks: the compiled section `webhooks` of the config, when a delivery is tried, and what it says."""
+"""The rules of webhooks: the compiled section `webhooks` of the config, when a delivery is tried, and what it says; in this
+order.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,6 @@ Webhooks = Mapping[str, WebhookRules]
 
 # --- when a delivery is tried, and what an endpoint's answer means for it and for the endpoint ---
 
-
 SCHEDULE_S: Final = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 """Seconds from the event to the first attempt, and from each attempt to the next: ten attempts over about 75 hours.
 
@@ -140,7 +141,6 @@ def rest_s(throttled: int, retry_after_s: float | None = None) -> float:
 
 
 # --- events, in OpenAI's words where it has some: those of batches are its own, those of jobs are ours ---
-
 
 ENDPOINT: Final = "webhook"
 """The name of the endpoint in `about`."""

@@ -49,7 +49,6 @@ from gateway.products.jobs.worker import RunningWork
 
 # --- signatures of deliveries ---
 
-
 USER_AGENT: Final = b"llm-gateway-sidecar"
 """Many a firewall refuses requests that have none."""
 
@@ -73,7 +72,6 @@ def signed_headers(secrets: Sequence[bytes], id: str, body: bytes, now: float) -
 
 
 # --- the health of one endpoint, and what it may be sent now; kept in memory ---
-
 
 LAST_RESULTS: Final = 10
 """The attempts that are remembered, for operators."""
@@ -172,7 +170,6 @@ class EndpointHealth:
 
 # --- the endpoints of the config: which are throttled, disabled, or want no more deliveries ---
 
-
 ENDPOINT_RECHECK_S = 5.0
 """A delivery that was claimed in the moment in which its endpoint began to rest, or went, is looked at again so much later."""
 log = logging.getLogger("gateway.jobs")
@@ -239,6 +236,8 @@ class Endpoints:
             )
 
 
+# --- URLs that requests name ---
+
 MOST_HOSTS: Final = 4096
 """Hosts that are remembered, because something is under way to them, or they rest."""
 KEY_RECHECK_S: Final = 300.0
@@ -247,9 +246,6 @@ _UNREADABLE: Final = "no public URL"
 
 Place = tuple[str, str]
 """Tenant and origin: what one tenant's endpoint has earned does not concern another's at the same host."""
-
-
-# --- URLs that requests name ---
 
 
 class WebhookNotAllowed(InvalidRequest):
