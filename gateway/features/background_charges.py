@@ -74,7 +74,7 @@ class Deferred:
             self._await(call, target, id, estimated_usage(call, output_tokens))
 
     def _await(self, call: Call, target: Target, id: object, usage: Usage | None) -> None:
-        """Has all that the call has reserved charged, until the response tells what it has used."""
+        """Has all that the call has reserved charged, until the response reports what it has used."""
         reserved = call.reserved
         if reserved is None:
             return

@@ -39,7 +39,7 @@ LEAST_OF_MESSAGES: Final = "low"
 OWN_BOUND: Final = {"chat": "max_completion_tokens", "completions": "max_tokens", "responses": "max_output_tokens"}
 """How endpoints call a bound that is set under a name that they have not, where their bodies bound nothing."""
 USUAL: Final = "medium"
-"""What a word is taken to be where the caller says none."""
+"""The word where the caller says none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Violation(NamedTuple):
     """Where an answer breaks its rule. Never holds a word of the answer."""
 
     rule: str
-    """`json`: it is no JSON; else the keyword of the schema, such as `required`; `schema` where that could not be told."""
+    """`json`: it is no JSON; else the keyword of the schema, such as `required`; `schema` where that could not be found out."""
     path: str
     """A JSON Pointer into the answer. Names that are not in the schema stand as `*`; `` is the answer itself."""
 
@@ -68,9 +68,9 @@ class OutputRule:
     repair_with: str | None = None
     """The name of the model that is then asked to correct the answer, once for each invalid text; None: nobody is."""
     at_last: AtLast = "fail"
-    """What the client gets when nothing has helped: an error, or the answer as it came."""
+    """The answer of the client when nothing has helped: an error, or the answer as it came."""
     max_usd: float | None = None
-    """What retries and repairs of one call may cost together, as estimated; None: no bound but those of every call."""
+    """The most that retries and repairs of one call cost together, as estimated; None: no bound but those of every call."""
     stream: StreamRule = "relay"
     """Streams are relayed as they come and only counted, or held back until they are known to be good."""
     digest: bytes = field(init=False, repr=False)
@@ -220,7 +220,7 @@ def with_texts(endpoint: str, answer: Json, texts: dict[int, str], usage: Json |
 
 
 def added_usage(endpoint: str, first: Any, input_tokens: int, output_tokens: int) -> Json | None:
-    """Returns an answer's usage with the tokens that were used besides; None: it tells none."""
+    """Returns an answer's usage with the tokens that were used besides; None: it reports none."""
     if not isinstance(first, dict):
         return None
     is_chat = endpoint not in ("responses", "messages")

@@ -231,7 +231,7 @@ class Filling:
         self.pages = 0
 
     def add(self, page: Page, is_own: Sequence[bool]) -> None:
-        """Adds a page; `is_own` tells which of its objects are the caller's."""
+        """Adds a page; `is_own` says which of its objects are the caller's."""
         self.pages += 1
         if self._first is None:
             self._first = page

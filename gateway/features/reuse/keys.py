@@ -70,7 +70,7 @@ def read_directives(value: bytes | None) -> Directives:
 
 
 def serves(directives: Directives, age_s: float, fresh_for_s: float) -> bool:
-    """Returns whether an answer of this age may be given as it is; a negative `fresh_for_s` tells how long it has been stale.
+    """Returns whether an answer of this age may be given as it is; a negative `fresh_for_s` says how long it has been stale.
 
     A bound on the age holds for stale ones too.
     """

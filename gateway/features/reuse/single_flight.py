@@ -390,7 +390,7 @@ class SingleFlight:
         return shared
 
     def _hold(self, shared: SharedAnswer) -> None:
-        """Keeps an answer without readers running for SOON_S, until the calls that were told of it have joined."""
+        """Keeps an answer without readers running for SOON_S, until the calls that learned of it have joined."""
         placeholder = shared.enter()
 
         def release() -> None:

@@ -74,7 +74,7 @@ class ActiveRun:
         self.run = run
         self.base = base
         self.owed: RunChange | None = None
-        """What was put together, and is not in `base`, because whoever keeps it has not answered."""
+        """The change that was put together, and is not in `base`, because whoever keeps it has not answered."""
         self.tallies: dict[str, TaskTally] = {}
         self.first_ms = self.last_ms = 0
         self.workflow = "" if base is None else base.workflow
@@ -151,7 +151,7 @@ class ActiveRun:
 
     @property
     def changed_ms(self) -> int:
-        """Returns when it was last changed, in wall-clock milliseconds, as its record tells; 0: there is none yet."""
+        """Returns when it was last changed, in wall-clock milliseconds, as its record says; 0: there is none yet."""
         known = (
             part.last_ms for part in (self.owed, None if self.base is None else self.base.so_far) if part is not None
         )
@@ -284,7 +284,7 @@ class RunCache:
     """The runs, the least recently used ones first to go."""
 
     def __init__(self, most: int, lost: LostRuns) -> None:
-        """`lost` is told how many runs went before their time, those left out that are kept where their steps are."""
+        """`lost` gets how many runs went before their time, those left out that are kept where their steps are."""
         self._most = most
         self._lost = lost
         self._live: OrderedDict[RunKey, ActiveRun] = OrderedDict()
@@ -357,7 +357,7 @@ class RunCache:
         return self._packed.pop(key, None) is not None or was_live
 
     def forget_old(self, now: float) -> None:
-        """Forgets what was packed a day ago, and tells what went before; `now` is wall-clock seconds."""
+        """Forgets what was packed a day ago, and reports what went before; `now` is wall-clock seconds."""
         while self._packed and next(iter(self._packed.values())).at < now - KEEP_S:
             self._packed.popitem(last=False)
         self._lost.tell(now)

@@ -111,7 +111,7 @@ def _no_run(run: str) -> NotFound:
 
 
 def _word(fields: dict[str, Any], now: float) -> RunChange:
-    """Returns what a body tells. Raises InvalidRequest, naming the field and the remedy."""
+    """Returns what a body says. Raises InvalidRequest, naming the field and the remedy."""
     refuse_unknown(fields, FIELDS)
     workflow, usable, value_usd = fields.get("workflow"), fields.get("usable"), fields.get("value_usd")
     if workflow is not None and not is_id(workflow):

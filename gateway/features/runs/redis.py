@@ -167,7 +167,7 @@ class RedisRuns:
     async def _write(
         self, wanted: RunToChange, writer: str, done: list[RunChanged], *, is_again: bool
     ) -> RunChanged | None:
-        """Writes a change over the record that it was made of; `done` are the attempts whose answers were not heard."""
+        """Writes a change over the record that it was made of; `done` are the attempts whose answers did not come."""
         partition, id_ = self._place(wanted.tenant, wanted.run)
         key = self._partitions.key(partition, f"rn:{id_}")
         for _ in range(MOST_TRIES):
@@ -234,7 +234,7 @@ class SharedRunRecords:
         self._tenants = link.slot_key("runs", "tenants")
         self._noted: dict[str, float] = {}
         self._doubts: dict[tuple[str, str], tuple[int, RunChange]] = {}
-        """Changes of which it was not heard whether they were taken, by run."""
+        """Changes of which it is not known whether they were taken, by run."""
 
     async def merge(
         self,

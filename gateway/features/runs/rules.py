@@ -97,7 +97,7 @@ class TaskSum:
     wasted: int = 0
     """The cost of attempts that came to nothing, as estimated, in units of money."""
     saved: int = 0
-    """What the cached ones would have cost, in units of money."""
+    """The cost that the cached ones would have had, in units of money."""
     input_tokens: int = 0
     output_tokens: int = 0
     last: TaskWord | None = None
@@ -129,7 +129,7 @@ class TaskSum:
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """What is added to a run: by one call, one told outcome, one replayed step, or any number of them together."""
+    """What is added to a run: by one call, one given outcome, one replayed step, or any number of them together."""
 
     first_ms: int
     """When the first of it happened, in wall-clock milliseconds."""
@@ -414,7 +414,7 @@ class WorkflowRules:
     deadline_s: float | None = None
     """A run that has not ended so long after its first call is over."""
     usd_per_run: float | None = None
-    """What the calls of one run may cost together, in US dollars."""
+    """The most that the calls of one run cost together, in US dollars."""
     max_calls_per_run: int | None = None
     reserves: bool = True
     """Calls in flight count towards `usd_per_run` with what they may cost; False: only what was spent does."""

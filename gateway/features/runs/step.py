@@ -104,7 +104,7 @@ def outcome_in(index: Mapping[bytes, bytes], part: RunPart | None) -> str:
 
 
 def read_outcome(value: object, source: str) -> RunOutcome:
-    """Returns the outcome that a caller tells. Raises InvalidRequest, naming what said it."""
+    """Returns the outcome that a caller gives. Raises InvalidRequest, naming where it stands."""
     outcome = next((one for one in CALLER_OUTCOMES if one == value), None)
     if outcome is None:
         raise InvalidRequest(f"The {source} must be 'succeeded' or 'failed'.", param="outcome", code="invalid_value")
@@ -353,7 +353,7 @@ class RunPage(NamedTuple):
 
 
 def step_change(about: StepAbout) -> RunChange:
-    """Returns what a kept step says of its run by itself: that it was there then. What it cost is told by its call."""
+    """Returns what a kept step says of its run by itself: that it was there then. What it cost stands with its call."""
     at_ms = round(about.created_at * 1000)
     return RunChange(at_ms, at_ms)
 

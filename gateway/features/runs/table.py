@@ -151,7 +151,7 @@ class RunTable:
         return result
 
     async def known(self, tenant: str, part: RunPart) -> ActiveRun:
-        """Returns the run of a call, with what other replicas have told of it, where they can be asked."""
+        """Returns the run of a call, with what other replicas have reported of it, where they can be asked."""
         live = self._cache.live((tenant, part.run))
         if part.is_durable:
             self._make_durable(live)

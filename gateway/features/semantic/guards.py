@@ -404,7 +404,7 @@ def _is_code(lump: str, core: str) -> bool:
 
 
 def _singular(word: str) -> str:
-    """Returns the singular of an English noun, where the spelling tells it."""
+    """Returns the singular of an English noun, where the spelling shows it."""
     if len(word) < 4 or word[-2] in "suix" or word in NOT_PLURAL:
         return word
     if word.endswith("ies") and len(word) > 4:
@@ -604,7 +604,7 @@ def facts_of(text: str) -> Facts:
 
 
 def objection(a: Facts, b: Facts) -> str | None:
-    """Returns the first guard that tells the two apart, or None; `edition` where they cannot be compared."""
+    """Returns the first guard that finds the two different, or None; `edition` where they cannot be compared."""
     if a.raw == b.raw:
         return None
     if len(a.raw) != len(b.raw):

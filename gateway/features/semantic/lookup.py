@@ -60,7 +60,7 @@ class Neighbour:
     """The exact key of its answer, in hex."""
     similarity: float
     objection: str | None
-    """The guard that tells the two questions apart; None: none does."""
+    """The guard that finds the two questions different; None: none does."""
     stored_at: float
 
 

@@ -86,7 +86,7 @@ class Index(Protocol):
 
 
 MOST_CHARS = 8000
-"""An embedding of a longer text tells little, and its answer rarely serves another question."""
+"""An embedding of a longer text says little, and its answer rarely serves another question."""
 _TEXTS = {"chat": "text", "responses": "input_text", "messages": "text"}
 """The type of a plain text part, by endpoint."""
 _FIELDS = {"chat": "messages", "responses": "input", "messages": "messages"}

@@ -417,7 +417,7 @@ class Questions:
         return await asyncio.get_running_loop().run_in_executor(self._thread, facts_of, text)
 
     def _failed(self, model: str, trouble: _Trouble, error: Exception, began_at: float) -> None:
-        """Counts a failure; one of an attempt that began before the last failure was known tells nothing new."""
+        """Counts a failure; one of an attempt that began before the last failure was known says nothing new."""
         if began_at < trouble.until:
             return
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(trouble.failures, 10), LONGEST_PAUSE_S)

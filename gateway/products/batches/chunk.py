@@ -357,10 +357,7 @@ WHY = "The gateway died several times while it served this request; it is not tr
 
 
 def given_up(job: Job, line: InputLine) -> LineResult:
-    """Returns the result of a line that has killed the process again and again.
-
-    All lines that become no dead letters (`lines` of `dead_letters`) are their caller's, in the error file.
-    """
+    """Returns the result of a line that has killed the process again and again."""
     custom_id = ""
     with suppress(ValueError):
         custom_id = read_custom_id(line.text)
@@ -368,6 +365,7 @@ def given_up(job: Job, line: InputLine) -> LineResult:
 
 
 def failed_letter(job: Job, line: InputLine, error: JobError, attempts: int) -> DeadLetter:
+    """Returns the dead letter of a line (`lines` of `dead_letters`); other failures are their caller's, in the error file."""
     model = ""
     with suppress(ValueError, KeyError, TypeError):
         model = str(orjson.loads(line.text)["body"]["model"])

@@ -248,7 +248,7 @@ class ProviderBatches(Protocol):
     async def create(
         self, provider: Provider, file_id: str, endpoint: str, part: str, may_send: Callable[[], bool]
     ) -> RemoteBatch:
-        """Makes a batch that can be told by `part`, unless `may_send`, asked as the last thing before, says no.
+        """Makes a batch that can be recognised by `part`, unless `may_send`, asked as the last thing before, says no.
 
         Raises NeverSent where nothing was asked of the provider.
         """
@@ -352,7 +352,7 @@ class CallServer:
     def __init__(
         self, make_call: MakeCall, serve: ServeCall, clock: Clock, is_holding: Callable[[], bool] = lambda: True
     ) -> None:
-        """`is_holding` tells whether the delay queue has any call, of whomever."""
+        """`is_holding` returns whether the delay queue has any call, of whomever."""
         self.is_holding = is_holding
         self._make_call = make_call
         self._serve = serve

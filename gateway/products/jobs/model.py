@@ -133,7 +133,7 @@ _STEPS: Final = {
     role: int.from_bytes(blake2b(digest_size=DRAW_BYTES, person=f"batch {role}".encode()).digest())
     for role in get_args(Role)
 }
-"""How far the id of a batch's own file lies behind the batch's."""
+"""The distance from a batch's id to that of its own file, by its role."""
 
 
 def new_id(mark: Mark, draw: bytes) -> str:
@@ -382,7 +382,7 @@ class Job:
     revision: int = 0
     """Grows with every change that somebody may want to hear of."""
     parent: str = ""
-    """The run of the same tenant that it is a step of, and that hears of its end; empty: none."""
+    """The run of the same tenant that it is a step of, and that is woken by its end; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

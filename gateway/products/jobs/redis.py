@@ -120,7 +120,8 @@ class RedisJobStore:
         self._ticking: asyncio.Task[None] | None = None
         self._checked_at = time.monotonic()
         self._connections = links[0].connections
-        """How many were made when the settings were looked at: behind another one there may be another server."""
+        """The connections that had been made when the settings were looked at: behind another one there may be another server.
+        """
         self._problem = ""
 
     @property
@@ -145,7 +146,7 @@ class RedisJobStore:
         return await self._acceptance.accept(jobs)
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
-        """Gives pieces that are due, and those whose workers were not heard of for a lease: of the highest lane first."""
+        """Gives pieces that are due, and those whose workers gave no sign for a lease: of the highest lane first."""
         return await self._cancellable.claim(asks)
 
     async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
@@ -226,7 +227,7 @@ class RedisJobStore:
         await self._steps.look(0, [])
 
     async def identity(self) -> str:
-        """Returns what tells the jobs of this namespace from all others."""
+        """Returns what distinguishes the jobs of this namespace from all others."""
         key = self._links[0].slot_key("jobs", "all") + b":identity"
         await self._partitions.command(b"SET", key, token_hex(8), b"NX")
         identity: bytes = await self._partitions.command(b"GET", key)

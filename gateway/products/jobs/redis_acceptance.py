@@ -64,7 +64,7 @@ class Sent(NamedTuple):
 
 
 class RedisAcceptance:
-    """Adds to the jobs. `open_elsewhere` tells how many jobs are open in all partitions but one; `cancel` stops one."""
+    """Adds to the jobs. `open_elsewhere` returns how many jobs are open in all partitions but one; `cancel` stops one."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ def _accepted(row: Sequence[bytes], new: NewJob, *, is_again: bool) -> Accepted:
 
 
 def _unknown(jobs: Sequence[Job]) -> str:
-    """Returns what is told to whom nobody can say what has become of their jobs."""
+    """Returns the message for those of whose jobs nobody knows what has become."""
     names = ", ".join(job.id for job in jobs[:3]) + (", …" if len(jobs) > 3 else "")
     there = "/v1/batches" if jobs[0].kind is JobKind.BATCH else "/v1/jobs"
     return (

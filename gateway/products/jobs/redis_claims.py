@@ -486,7 +486,7 @@ class RedisClaims:
                     break
 
     async def tidy(self) -> None:
-        """Forgets workers that have nothing and were not heard of for long. Raises JobsUnavailable."""
+        """Forgets workers that have nothing and gave no sign for long. Raises JobsUnavailable."""
         for partition in range(self._partitions.number):
             await self._partitions.run(TIDY, partition, round(FORGOTTEN_S * 1000))
 

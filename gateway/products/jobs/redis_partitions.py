@@ -27,7 +27,7 @@ from gateway.products.jobs.model import ClaimedWork, JobsUnavailable, NotDurable
 log = logging.getLogger("gateway.jobs")
 
 Accept = Literal["fsync", "replicated", "fast"]
-"""What must be true before work is acknowledged: it is on disk, as far as the server can say so; on a replica; nothing."""
+"""The condition for acknowledging work: it is on disk, as far as the server can say so; on a replica; nothing."""
 
 WAIT_MS: Final = 1500
 """A server that has not made a write safe by then is taken for one that cannot."""
@@ -341,7 +341,7 @@ class JobPartitions:
             raise
 
     async def retry_until_known(self, ask: Callable[[bool], Awaitable[T]]) -> T:
-        """Asks until an answer is heard, or for some seconds: what may be done already must be told so (`ask(True)`).
+        """Asks until an answer comes, or for some seconds: what may be done already must be told so (`ask(True)`).
 
         Raises JobsUnavailable where it was not done, OutcomeUnknown where nobody knows.
         """

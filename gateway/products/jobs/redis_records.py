@@ -37,7 +37,7 @@ STATES: Final[Mapping[str, PieceState]] = {letter: state for state, letter in LE
 
 @dataclass(slots=True)
 class RedisJob:
-    """A job as it was read, and what tells whether it has been written since."""
+    """A job as it was read, and what shows whether it has been written since."""
 
     kept: WholeJob
     """Without its payload, lines, chunks and answer."""

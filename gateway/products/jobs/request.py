@@ -77,7 +77,7 @@ class JobOptions:
     debounce: Debounce | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     webhook: str = ""
-    """A URL that is told of the job's end; empty: none. Whether requests may name one is not decided here."""
+    """A URL that is notified of the job's end; empty: none. Whether requests may name one is not decided here."""
 
 
 def read_options(fields: Mapping[str, Any], now: float, ahead_s: float = 0.0) -> JobOptions:
@@ -162,13 +162,15 @@ def responds_async(headers: RawHeaders) -> float | None:
 
 
 def read_webhook_header(index: Mapping[bytes, bytes]) -> str:
-    """Returns the URL that a request wants told of its job's end; empty: none. Raises InvalidRequest, naming the header."""
+    """Returns the URL that a request wants notified of its job's end; empty: none. Raises InvalidRequest, naming the header."""
     url = index.get(WEBHOOK)
     return "" if url is None else read_webhook(WEBHOOK.decode(), url.decode("latin-1"))
 
 
 def read_webhook(name: str, value: object) -> str:
-    """Reads a URL that is to be told of a job's end, as far as that goes without looking its name up. Raises InvalidRequest."""
+    """Reads a URL that is to be notified of a job's end, as far as that goes without looking its name up. Raises
+    InvalidRequest.
+    """
     if value is None:
         return ""
     if not isinstance(value, str):

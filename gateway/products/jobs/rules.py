@@ -14,7 +14,8 @@ from gateway.products.responses.rules import StoreMode
 _BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)
 
 Accept = Literal["fsync", "replicated", "fast"]
-"""What a Redis has to have done before a job counts as taken: written it to its disk, told a replica, or nothing more."""
+"""What a Redis has to have done before a job counts as taken: written it to its disk, given it to a replica, or nothing more.
+"""
 IN_REDIS = "redis"
 """The word in the place of a folder: blobs are in the Redis that has the jobs."""
 
@@ -65,7 +66,7 @@ class SegmentRules:
 
 
 RunAs = Literal["here", "flex", "native", "cheapest"]
-"""How lines are paid for: at the usual price; with `service_tier: flex` at about half of it where a provider has that; at half
+"""The price of lines: at the usual price; with `service_tier: flex` at about half of it where a provider has that; at half
 price through the provider's own Batch API; or there, and by flex what cannot go there.
 """
 
@@ -206,7 +207,7 @@ class JobRules:
     dedupe_for_s: float = 86_400.0
     dead_letters: DeadLetterRules = DeadLetterRules()
     allow_request_urls: bool = False
-    """Requests may name URLs that are told of the ends of their jobs."""
+    """Requests may name URLs that are notified of the ends of their jobs."""
     batches: BatchRules = BatchRules()
     degrade: DegradeRules = DegradeRules()
     responses: ResponseRules = ResponseRules()

@@ -242,7 +242,7 @@ def segment_of(segments: Sequence[SegmentRules], price_usd: float | None) -> str
 
 
 def _describe(options: JobOptions, query: str) -> Sequence[str]:
-    """Whoever wants another URL told, or something else behind the path, wants another job."""
+    """Whoever wants another URL notified, or something else behind the path, wants another job."""
     return [*([options.webhook] if options.webhook else ()), *([f"?{query}"] if query else ())]
 
 

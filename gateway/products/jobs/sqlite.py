@@ -341,7 +341,7 @@ class SqliteAcceptance:
     def take_back(
         self, db: sqlite3.Connection, jobs: Sequence[NewJob], taken: int, replaced: Sequence[Replacement], now: float
     ) -> None:
-        """Removes what came under the number `taken`: whoever sent it was told that it was not taken.
+        """Removes what came under the number `taken`: whoever sent it learned that it was not taken.
 
         What it had replaced has its place again, unless it has been replaced once more, or has begun.
         """
@@ -461,7 +461,7 @@ class SqliteClaims:
         return given
 
     def unclaim(self, db: sqlite3.Connection, fences: Sequence[int]) -> None:
-        """Makes ready again, uncounted, what was claimed for somebody who never heard of it."""
+        """Makes ready again, uncounted, what was claimed for somebody who never learned of it."""
         for fence in fences:
             found = db.execute(
                 f"SELECT job, piece, ready_at, claims FROM pieces WHERE state = {CLAIMED} AND fence = ?",

@@ -1,4 +1,4 @@
-"""The jobs file and its thread, asked from the event loop: work is done, or its caller is told that it was not.
+"""The jobs file and its thread, asked from the event loop: work is done, or its caller learns that it was not.
 
 Invariants: what a caller was told to have failed does not happen later; what was claimed for a caller who never heard of it is
 ready again.

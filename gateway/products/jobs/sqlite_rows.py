@@ -219,7 +219,7 @@ class FileJob:
     """Is called with the result in the event loop; None: the caller does not wait."""
     queued_at: float = 0.0
     undo: Work | None = None
-    """Takes back what a `told` job has done where its caller was told that it failed."""
+    """Takes back what a `told` job has done where its caller learned that it failed."""
     _verdict: Lock | None = field(default=None, init=False)
     """The verdict on a `told` job that somebody waits for: whoever takes it decides whether the job is done or was given up."""
 
@@ -311,7 +311,7 @@ def _rows(db: sqlite3.Connection, query: JobQuery, before: int, most: int) -> li
 
 
 def identity_of(db: sqlite3.Connection) -> str:
-    """Returns what tells this file from all others."""
+    """Returns what distinguishes this file from all others."""
     return str(db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()[0])
 
 

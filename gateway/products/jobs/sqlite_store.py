@@ -201,7 +201,7 @@ class SqliteJobStore:
         return await self._file.read(lambda db: sqlite_rows.page_of(db, query))
 
     async def identity(self) -> str:
-        """Returns what tells this file from all others; a copy of it has the same."""
+        """Returns what distinguishes this file from all others; a copy of it has the same."""
         return await self._file.read(sqlite_rows.identity_of)
 
     async def forget_ended(self, before: float, most: int) -> int:

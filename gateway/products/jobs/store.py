@@ -300,7 +300,7 @@ class JobStore(Protocol):
         ...
 
     async def identity(self) -> str:
-        """Returns what tells this store from all others, always the same: letters and digits."""
+        """Returns what distinguishes this store from all others, always the same: letters and digits."""
         ...
 
     async def forget_ended(self, before: float, most: int) -> int:

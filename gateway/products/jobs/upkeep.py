@@ -51,7 +51,7 @@ class JobCleaning:
         forget: Callable[[str], None] = lambda _id: None,
         keep_runs_s: Callable[[], float] = lambda: JobRules().keep_runs_s,
     ) -> None:
-        """`keep_s` tells for how many seconds jobs are kept after their end, `keep_runs_s` runs since they were last touched.
+        """`keep_s` returns for how many seconds jobs are kept after their end, `keep_runs_s` runs since they were last touched.
 
         `remembered` are the ids of jobs of which this process remembers something, `forget` does away with that.
         """
@@ -102,7 +102,7 @@ REMEMBERED = 1000
 
 
 class CountedEnds:
-    """A `Following` that counts, and tells of runs of pipelines that they were cancelled, or had too little time.
+    """A `Following` that counts, and reports of runs of pipelines that they were cancelled, or had too little time.
 
     A store reports what follows from an end in any thread, and perhaps more than once: each is counted once, in the loop's
     thread.

@@ -62,7 +62,7 @@ class RunningWork:
         changed: Callable[[str], None] | None = None,
         write: Callable[[Job, Write], Awaitable[WriteResult]] = at_once,
     ) -> None:
-        """`changed` hears the ids of jobs of which there is news; `write` writes behind the sum of the job's run."""
+        """`changed` gets the ids of jobs of which there is news; `write` writes behind the sum of the job's run."""
         self.work = work
         self._write = write
         self._clock = clock
@@ -210,7 +210,7 @@ class JobWorker:
         chores: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
         write: Callable[[Job, Write], Awaitable[WriteResult]] = at_once,
     ) -> None:
-        """`run` ends the claim of its piece in any case; `segments` gives the rules in force; `changed` hears ids of jobs.
+        """`run` ends the claim of its piece in any case; `segments` gives the rules in force; `changed` gets ids of jobs.
 
         `chores` run beside the work until they are cancelled at the end; `may_begin` says whether the process has room for
         more work; `write` is that of `RunningWork`.
@@ -363,7 +363,7 @@ class JobWorker:
             self._wake.set()  # there is room for another
 
     async def _renew_always(self) -> None:
-        """Keeps claims, and hears what is asked of the jobs that run."""
+        """Keeps claims, and looks at what is asked of the jobs that run."""
         lease_s = self._store.lease_s
         every_s = LOOK_S if lease_s == inf else min(LOOK_S, lease_s / RENEWALS)
         while True:

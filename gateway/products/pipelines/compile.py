@@ -49,7 +49,7 @@ FIELDS: Final[Mapping[CallEndpoint, tuple[str, ...]]] = {
     "embeddings": ("embedding", "embeddings"),
     "moderations": ("results",),
 }
-"""What is known of a step that has asked there once."""
+"""The fields of the values of a step that has asked there once."""
 MANY_FIELDS: Final[Mapping[CallEndpoint, tuple[str, ...]]] = {
     "chat": ("texts", "json"),
     "responses": ("texts", "json"),

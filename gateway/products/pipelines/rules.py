@@ -259,7 +259,7 @@ class StepState:
     part: StepPart
     phase: StepPhase
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What is known of it once it is done."""
+    """The values of the step once it is done."""
     failed: int = 0
     total: int = 1
     """The number of its items."""

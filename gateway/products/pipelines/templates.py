@@ -55,7 +55,7 @@ class Scope(NamedTuple):
 
     input: Any
     steps: Mapping[str, Mapping[str, Any]]
-    """What is known of each step that has ended; no entry: it was left out, or has failed and that was accepted."""
+    """The values of each step that has ended; no entry: it was left out, or has failed and that was accepted."""
     item: Any = None
     has_item: bool = False
 
@@ -396,7 +396,7 @@ _RELATIVE_BEHIND_FIRST: Final = frozenset(
 _OF_ALL: Final = frozenset(("current", "value_projection"))
 """Nodes that may see all values where they stand first; where else they stand, they are taken to."""
 _UNFIT: Final = (TypeError, ValueError, ArithmeticError, RecursionError)
-"""What the package lets through where values do not fit, such as a text that is compared with a number."""
+"""The exceptions that the package lets through where values do not fit, such as a text that is compared with a number."""
 
 
 class ConditionFailed(Exception):
@@ -409,7 +409,7 @@ class Condition:
 
     source: str
     steps: Sequence[tuple[str, ...]]
-    """What it refers to of steps: paths such as ("steps", "language", "text")."""
+    """The parts of steps that it refers to: paths such as ("steps", "language", "text")."""
     has_item: bool
     has_all: bool
     """It may look at all values together, such as by `@`."""

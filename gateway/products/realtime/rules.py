@@ -84,7 +84,7 @@ def output_in(data: bytes | bytearray) -> Usage | None:
 
 
 def usage_of_response(reported: Usage | None, came: Usage | None, input_tokens: int) -> Usage | None:
-    """Returns what a response has used: as its provider tells it, else what has come of it.
+    """Returns what a response has used: as its provider reports it, else what has come of it.
 
     `came` is the estimate of that; None: nothing has. Of an input that no response can have had, that of the response before
     stands in, `input_tokens`: a session reads again what it has read.

@@ -132,7 +132,7 @@ class RealtimeSession:
         self.unfinished: Usage | None = None
         """What the response that is under way is estimated to have used; None: nothing has come of it."""
         self.responses_usd = 0.0
-        """What its responses have cost so far, each by itself: the price of one depends on its own length and tier."""
+        """The cost of its responses so far, each by itself: the price of one depends on its own length and tier."""
         self.transcriber = ""
         """The provider's name for the model that transcribes what is said; empty: nobody has named one."""
         self.transcribed_usd = 0.0

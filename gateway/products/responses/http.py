@@ -33,7 +33,7 @@ from gateway.products.responses.service import ForegroundResponses, ResponseServ
 from gateway.products.routes import head_alone, limit_of, own_routes, tenant_of
 
 COMMENT = b": nothing new"
-"""What is sent where there is nothing; `comment_end` ends it."""
+"""The comment that is sent where there is nothing; `comment_end` ends it."""
 LOOK_AGAIN = b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)
 
 

@@ -467,7 +467,7 @@ class Following:
         """Blocks of events; None where there was none for a while."""
 
     def pass_on(self, write: Callable[[bytes], bool]) -> None:
-        """Lets usual events go straight to `write` while `blocks` waits for the next, as `Reply.pass_on` tells."""
+        """Lets usual events go straight to `write` while `blocks` waits for the next, as `Reply.pass_on` says."""
         self._reader.write = write
 
 

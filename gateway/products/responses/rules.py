@@ -200,7 +200,7 @@ STATUS: Final = "status"
 GENERATION: Final = "generation"
 """In `marks` of such a job: the number of the last run of the model whose events may have been seen, from 0."""
 MOST_ECHO_BYTES: Final = 16_384
-"""What is longer of a request is repeated by its answer only."""
+"""The longest echo: what is longer of a request is repeated by its answer only."""
 ECHOED: Final[Mapping[str, Any]] = {
     "background": False,
     "frequency_penalty": 0.0,
@@ -223,7 +223,7 @@ ECHOED: Final[Mapping[str, Any]] = {
     "truncation": "disabled",
     "user": None,
 }
-"""What a response repeats of its request, with the values of a request that says nothing."""
+"""The fields of a request that a response repeats, with the values of a request that says nothing."""
 _OF_JOB: Final[Mapping[JobState, Status]] = {
     JobState.SCHEDULED: "queued",
     JobState.QUEUED: "queued",
@@ -504,7 +504,7 @@ class OwnEvents:
         self.final: dict[str, Any] | None = None
         """The response at its end, as the provider has it."""
         self.error: dict[str, Any] | None = None
-        """What the provider has reported instead of an end."""
+        """The error that the provider has reported instead of an end."""
 
     @property
     def has_begun(self) -> bool:

@@ -71,7 +71,7 @@ from gateway.products.responses.socket_turns import (
 log = logging.getLogger("gateway.edge")
 PATHS = ("/v1/responses", "/responses")
 _OF_HANDSHAKE = tuple(b"upgrade connection content- transfer-encoding expect x-request-id".split())
-"""What headers of no turn begin with, besides those of WebSockets."""
+"""The beginnings of headers that no turn has, besides those of WebSockets."""
 _OF_ONE_CALL = (b"idempotency-key", b"x-gateway-step", b"x-gateway-step-on-change", b"prefer")
 _JSON_TYPE = (b"content-type", b"application/json")
 
@@ -309,7 +309,7 @@ class Ending(NamedTuple):
     code: int
     reason: str
     refusal: GatewayError | None = None
-    """What those get who ask for more, and at the end; None: turns are refused by others, or have been refused."""
+    """The refusal of those who ask for more, and at the end; None: turns are refused by others, or have been refused."""
 
 
 def too_many_streams() -> TooManyStreams:

@@ -158,7 +158,7 @@ class TurnRequest(NamedTuple):
     generates: bool
     """False: the model is not to be asked, the input is to be known for the turns behind it."""
     stores: bool | None
-    """What it says of `store`."""
+    """The value of its `store`."""
 
 
 class TurnBody(NamedTuple):

@@ -489,7 +489,7 @@ def batch_usd(rates: Rates | None, usage: Usage, factor: float | None) -> float 
 
 
 def _estimated(answer: Usage | None, request: bytes, answered: bytes) -> Usage:
-    """Returns what a line has used, estimated where its provider tells nothing, or far more than the line allows."""
+    """Returns what a line has used, estimated where its provider reports nothing, or far more than the line allows."""
     body = json_object(request) or {}
     if answer is not None:
         answer = plausible(answer, most_output(max_tokens_of(body), count_answers(body)))

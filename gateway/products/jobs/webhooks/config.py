@@ -103,7 +103,7 @@ def webhook_settings(document: Document, config: ConfigFile) -> WebhookSettings:
 
 
 def signing(anonymous: Key, settings: WebhookSettings) -> Key:
-    """Returns the caller of a gateway without keys, with the secrets that sign what its requests have told."""
+    """Returns the caller of a gateway without keys, with the secrets that sign the deliveries of its requests."""
     return replace(anonymous, webhook_secrets=settings.request_secrets)
 
 

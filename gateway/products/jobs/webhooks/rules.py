@@ -42,7 +42,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True)
 class WebhookRules:
-    """An endpoint that hears of the ends of jobs."""
+    """An endpoint that is notified of the ends of jobs."""
 
     name: str
     origin: str
@@ -225,7 +225,7 @@ def event_body(event: str, of: str, at: float) -> bytes:
 
 
 def redelivery_of(ended: Job, now: float) -> NewJob:
-    """Returns the delivery that tells again what an ended one was to tell, under the same `webhook-id`, with all its attempts.
+    """Returns the delivery that says again what an ended one was to say, under the same `webhook-id`, with all its attempts.
 
     Its id follows from the ended one's, so that it is accepted once, however often that is asked for.
     """
