@@ -85,6 +85,8 @@ class Index(Protocol):
         ...
 
 
+# --- the question of a request, apart from everything else in it ---
+
 MOST_CHARS = 8000
 """An embedding of a longer text says little, and its answer rarely serves another question."""
 _TEXTS = {"chat": "text", "responses": "input_text", "messages": "text"}

@@ -179,6 +179,8 @@ def _whole(at: float | None) -> int | None:
     return None if at is None else int(at)
 
 
+# --- lines of files: an answer, or why there is none ---
+
 EXPIRED: Final = "batch_expired", "This request could not be executed before the completion window expired."
 CANCELLED: Final = "batch_cancelled", "This request was not executed because the batch was cancelled."
 

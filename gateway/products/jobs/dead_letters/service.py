@@ -87,9 +87,11 @@ class DeadLetterKeeping:
             pass
 
 
+# --- what operators do with dead letters ---
+
 NOT_THERE = "There is no such dead letter; GET /admin/dlq lists the groups, and their newest letters."
 PRICED = 20
-"""Letters of each model that are priced, to estimate what all of them would cost."""
+"""The letters of each model that are priced, to estimate what all of them would cost."""
 PURGED_AT_ONCE = 500
 
 
