@@ -194,7 +194,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 MOST_KILLS = 20
-"""Of the demo's gateway."""
+"""The most kills of the demo's gateway."""
 _COUNT = between(1, 5000)
 EMULATOR_FLAGS = {
     "--ttft": "time to the first token, seconds",
@@ -214,12 +214,11 @@ EMULATOR_FLAGS = {
 
 def _add_demo(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `gateway demo`; no other command needs to import the demo and what it is made of."""
-    from gateway.demo.batch import BatchDemo  # as said above
+    from gateway.demo.batch import BatchDemo  # only `gateway demo` needs it
 
-    # as said above
-    # as said above
+    # only `gateway demo` needs it
     from gateway.demo.storm import Outage, Storm
-    from gateway.demo.workflow import WorkflowDemo  # as said above
+    from gateway.demo.workflow import WorkflowDemo  # only `gateway demo` needs it
 
     storm, outage, batch, workflow = Storm(), Outage(), BatchDemo(), WorkflowDemo()
     command.add_argument("--calls", type=_COUNT, default=storm.calls, help="made at once (default: %(default)s)")
@@ -267,8 +266,7 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
 
 def _add_emulator(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `gateway emulate`; no other command needs to import the emulator."""
-    # as said above
-    # as said above
+    # only `gateway emulate` needs it
     from gateway.emulator.config import DIALECTS, FAULTS
 
     command.epilog = "faults:\n" + "\n".join(f"  {name:<18}{text}" for name, text in FAULTS.items())

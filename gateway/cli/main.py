@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from pydantic import ValidationError  # takes a second on a slow machine, in which a signal may come
 
-    from gateway.cli.arguments import build_parser  # as above
-    from gateway.core.errors import ConfigError, StoreUnusable  # as above
+    from gateway.cli.arguments import build_parser  # loads after the signals are set, too
+    from gateway.core.errors import ConfigError, StoreUnusable  # loads after the signals are set, too
 
     options = build_parser(name).parse_args(words)
     try:

@@ -1,8 +1,9 @@
-"""AWS's credentials: from the config, the environment, shared files, or servers.
+"""AWS's credentials: from the config, the environment, shared files, a program, or servers; and signatures made with them.
 
-Where the config names no source they are looked for in the order of AWS's own SDKs: a bearer token of Bedrock, the
-environment, a web identity, the shared files, the container, the machine. Here: the shared files and the program that they
-may name, the servers, the order, and at the end the signatures that are made with the keys.
+Where the config names no source, they are looked for in the order of AWS's own SDKs: a bearer token of Bedrock, the
+environment, a web identity, the shared files, the container, the machine. In this order: the shared files and their
+profiles, the program that a profile may name (`credential_process`), the servers (`AwsServers`), the sources in their order
+(`AwsSource`), signatures (`SigV4`).
 
 Source: https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html
 """
@@ -44,9 +45,7 @@ from gateway.credentials.fetch import (
     words_of,
 )
 
-# AWS's shared files of credentials and config, and one profile in them.
-#
-# Source: https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
+# --- The shared files of credentials and config, and one profile in them ---
 
 
 CANNOT: Final = ("sso_session", "sso_start_url", "login_session", "source_profile", "credential_source")
@@ -55,7 +54,10 @@ CANNOT: Final = ("sso_session", "sso_start_url", "login_session", "source_profil
 
 @dataclass(frozen=True, slots=True)
 class SharedFiles:
-    """Where the two files are."""
+    """Where the two files are.
+
+    Source: https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
+    """
 
     credentials: str
     config: str
@@ -116,19 +118,14 @@ def _section(path: str, sections: tuple[str, ...]) -> tuple[Mapping[str, str], S
     return {name: value for one in found for name, value in parser.items(one)}, stamp, f"[{found[-1]}] in {path}"
 
 
-# A credential that a program of the user's gives: `credential_process` of a profile.
-#
-# The program is run without a shell, with the environment of the gateway, and writes one JSON object. No message shows what it
-# writes, nor its arguments, which may be secret.
-#
-# Source: https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
+# --- The program that a profile names ---
 
 
 COMMAND: Final = "credential_process"
 MOST_END_S: Final = 5.0
-"""A killed program is gone by then, unless another one holds its pipe."""
+"""Seconds after which a killed program is gone, unless another one holds its pipe."""
 ANSWER_S = 20.0
-"""A program takes no longer."""
+"""The most seconds that a program may take."""
 MOST_OUTPUT_BYTES: Final = 65_536
 _VERSION: Final = 1
 
@@ -136,7 +133,12 @@ _VERSION: Final = 1
 async def run_credential_process(
     command: str, where: str, environ: Mapping[str, str], files: Mapping[str, Stamp]
 ) -> dict[str, Any]:
-    """Returns what the program says, which has the version of the contract. Raises CredentialMissing."""
+    """Runs the program without a shell, in the gateway's environment, and returns the JSON object that it writes.
+
+    The object has the version of the contract. No message shows what the program writes, nor its arguments, which may be
+    secret. Raises CredentialMissing. Source:
+    https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
+    """
     try:
         words = shlex.split(command)
     except ValueError:
@@ -190,11 +192,7 @@ async def _read(child: asyncio.subprocess.Process) -> bytes:
     return bytes(made)
 
 
-# AWS's credentials from servers: a container's agent, the machine's metadata (IMDSv2), and STS for a web identity.
-#
-# Sources: https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html,
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html (IMDSv2),
-# https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRoleWithWebIdentity.html
+# --- The servers ---
 
 
 CONTAINER_HOST: Final = "http://169.254.170.2"
@@ -207,7 +205,13 @@ _XML: Final = re.compile(r"<(AccessKeyId|SecretAccessKey|SessionToken|Expiration
 
 
 class AwsServers:
-    """The servers that give AWS credentials. Every method raises CredentialMissing."""
+    """The servers that give AWS credentials. Every method raises CredentialMissing.
+
+    They are a container's agent, the machine's metadata (IMDSv2), and STS for a web identity. Sources:
+    https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html,
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html (IMDSv2),
+    https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRoleWithWebIdentity.html
+    """
 
     def __init__(self, environ: Mapping[str, str], client: CredentialClient, wall: Callable[[], float]) -> None:
         """`wall` gives seconds since the epoch."""
@@ -326,7 +330,7 @@ async def _token_in(path: str) -> tuple[str, Stamp]:
 
 
 def _may_get_token(url: str) -> bool:
-    """Tells whether a container's token may be sent there: encrypted, or to an agent of this machine."""
+    """Returns whether a container's token may be sent there: encrypted, or to an agent of this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme == "https" and host:
@@ -350,6 +354,9 @@ def _instant(text: str) -> float | None:
     except ValueError:
         return None
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+
+# --- The sources, in the order of AWS's SDKs ---
 
 
 BEARER: Final = "AWS_BEARER_TOKEN_BEDROCK"
@@ -477,20 +484,20 @@ def _unusable(profile: Profile) -> CredentialMissing:
     return CredentialMissing(NOT_FOUND, f"profile {profile.name}: {profile.where}", profile.files)
 
 
-# Signatures of AWS, version 4: what a request says is hashed, and the hash signed with a key of the day.
-#
-# A pure function of the request, the keys and the time. What is signed has to be what is sent, byte for byte: host, path, query
-# and the headers that are named. Of the path, which is encoded already, every step is encoded once more, as all services but S3
-# want it.
-#
-# Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
+# --- Signatures, version 4 ---
 
 
 _MOST_KEPT: Final = 256
 
 
 class SigV4:
-    """Signs requests to one service in one region."""
+    """Signs requests to one service in one region: the request is hashed, and the hash signed with a key of the day.
+
+    A pure function of the request, the keys and the time. What is signed has to be what is sent, byte for byte: host, path,
+    query and the headers that are named. Of the path, which is encoded already, every step is encoded once more, as all
+    services but S3 want it. Source:
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
+    """
 
     __slots__ = ("_added", "_date", "_heads", "_key", "_keys", "_places", "_scope", "_second", "_stamp", "_tail")
 

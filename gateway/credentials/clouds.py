@@ -29,7 +29,6 @@ class Clouds:
         auth = provider.auth
         if auth is None or provider.base_url.startswith(EMULATOR):
             return wire
-        # as above
         # few configs have a cloud
         from gateway.credentials.sources import CredentialSources, Signed
 

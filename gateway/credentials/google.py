@@ -1,7 +1,8 @@
 """Google's credentials: a file of a service account or of a user, or the metadata server of the machine.
 
 Application Default Credentials, in their order: GOOGLE_APPLICATION_CREDENTIALS, the file that `gcloud auth
-application-default login` writes, the metadata server.
+application-default login` writes, the metadata server. First the assertion of a service account, then the sources
+(`GoogleSource`).
 
 Sources: https://cloud.google.com/docs/authentication/application-default-credentials;
 https://developers.google.com/identity/protocols/oauth2/service-account (JWT), RFC 6749 section 6 (refresh tokens);
@@ -33,21 +34,23 @@ from gateway.credentials.fetch import (
     words_of,
 )
 
-# The assertion of a Google service account: a JWT signed with its key (RFC 7523; RS256 of RFC 7518).
-#
-# Needs the package cryptography, which is imported with the first assertion.
+# --- The assertion of a service account ---
 
 
 LIFE_S: Final = 3600
 SKEW_S: Final = 10
-"""It counts from so long ago, for clocks that go ahead of Google's."""
+"""Seconds before now from which an assertion counts, for clocks that go ahead of Google's."""
 
 
 def assertion(email: str, key_pem: str, key_id: str, audience: str, scope: str, now: float) -> str:
-    """Returns the assertion. Raises ImportError without the package, ValueError or TypeError for what is no RSA key."""
+    """Returns the assertion of a service account: a JWT signed with its key (RFC 7523; RS256 of RFC 7518).
+
+    The package cryptography is imported with the first one. Raises ImportError without it, ValueError or TypeError for what
+    is no RSA key.
+    """
     from cryptography.hazmat.primitives import hashes  # it takes 50 ms, and few configs need it
-    from cryptography.hazmat.primitives.asymmetric import padding, rsa  # as above
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # as above
+    from cryptography.hazmat.primitives.asymmetric import padding, rsa  # few configs need it
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # few configs need it
 
     key = load_pem_private_key(key_pem.encode(), password=None)
     if not isinstance(key, rsa.RSAPrivateKey):
@@ -61,6 +64,9 @@ def assertion(email: str, key_pem: str, key_id: str, audience: str, scope: str, 
 
 def _encoded(part: bytes) -> str:
     return urlsafe_b64encode(part).rstrip(b"=").decode()
+
+
+# --- The sources, in the order of Application Default Credentials ---
 
 
 SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"

@@ -1,7 +1,8 @@
-"""Credentials in use: first one that is kept fresh, then a target whose requests it signs, then all of the process.
+"""Credentials in use: one that is kept fresh, a target whose requests it signs, and all credentials of the process.
 
-Each is found by the config that names it: equal ones are one, and outlive a reload. Policies are compiled in a thread: nothing
-here touches the loop before a credential is used.
+In this order: `LiveCredential`, `Signed`, `CredentialSources`. Each credential is found by the config that names it: equal
+ones are one, and outlive a reload. Invariants: at most one fetch of a credential is under way; nothing here touches the
+loop before a credential is used, because policies are compiled in a thread.
 """
 
 from __future__ import annotations
@@ -31,32 +32,33 @@ from gateway.credentials.fetch import (
     stamp_of,
 )
 
-# One credential, kept fresh: fetched once for all who wait for it, and again before it ends.
-#
-#     (first use) -> fetch -> fresh -> (before its end, or its file has changed) -> fetch -> fresh …
-#                      |                                                             |
-#                   missing -> (1 s … 60 s, or its file has changed) -> fetch     the old one serves as long as it lives
-#
-# Whoever asks while it is fresh neither waits nor looks at a file. It must not know what a credential is, or who asks.
-# Invariant: at most one fetch is under way.
+# --- One credential, kept fresh ---
 
 
 FETCH_S: Final = 30.0
-"""A fetch takes no longer, whatever its parts do."""
+"""The most seconds that a fetch may take, whatever its parts do."""
 LEAD_SHARE, MOST_LEAD_S = 0.2, 300.0
-"""So long before its end it is fetched again; Google's metadata server gives no new one earlier than five minutes before."""
+"""How long before its end a credential is fetched again: a share of its life, and the most seconds. Google's metadata server
+gives no new one earlier than five minutes before."""
 MARGIN_S: Final = 10.0
-"""It counts as ended so long before: requests are under way for a while."""
+"""Seconds before its end from which a credential counts as ended: requests are under way for a while."""
 WATCH_S: Final = 2.0
-"""Between two looks at its files."""
+"""Seconds between two looks at the files of a credential."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 DOUBT_S: Final = 60.0
-"""One that a provider has refused is fetched again once in this time: it may be refused for another reason."""
+"""Seconds in which a credential that a provider refuses is fetched again once: it may be refused for another reason."""
 log = logging.getLogger("gateway.credentials")
 
 
 class LiveCredential:
-    """The credential of one source. Belongs to one event loop."""
+    """The credential of one source: fetched once for all who wait for it, and again before it ends. For one event loop.
+
+        (first use) -> fetch -> fresh -> (before its end, or its file has changed) -> fetch -> fresh …
+                         |                                                             |
+                      missing -> (1 s … 60 s, or its file has changed) -> fetch     the old one serves as long as it lives
+
+    While it is fresh, whoever needs it neither waits nor looks at a file. Invariant: at most one fetch is under way.
+    """
 
     def __init__(
         self, name: str, mint: Callable[[], Awaitable[Minted]], clock: Clock, draw: Callable[[], float]
@@ -210,26 +212,28 @@ class LiveCredential:
             self._look_later()
 
 
-# A target whose credential is a cloud's: puts a fresh token, or a signature, on every request. Implements `Upstream`.
-#
-#     Signed(Wire) : current credential -> token | SigV4 of what Wire will send -> Wire -> 401, 403: once more with a new one
-#
-# A signature tells its time, and counts for five minutes. Where AWS refuses one and its own clock says another time, the call
-# is signed once more for that time; if that was it, so are those that follow, for this machine's clock is wrong.
-# While the credential is fresh nothing is waited for. Without one nothing is sent: the failure says what is missing.
+# --- A target whose requests are signed ---
 
 
 MOST_WAIT_S: Final = 10.0
-"""A call waits no longer for a credential, nor longer than for a connection."""
+"""The most seconds that a call waits for a credential; nor does it wait longer than for a connection."""
 MOST_APART_S: Final = 240.0
-"""Clocks that are further apart may be why a signature is refused; AWS takes five minutes."""
+"""Seconds between two clocks beyond which they may be why a signature is refused; AWS takes five minutes."""
 LARGE_BYTES: Final = 1_048_576
-"""A body from here on is hashed in a thread: it takes a millisecond."""
+"""The bytes from which on a body is hashed in a thread: it takes a millisecond."""
 _MOST_DETAIL: Final = 800
 
 
 class Signed:
-    """Sends calls to one target in the name of the gateway's own account there."""
+    """Sends calls to one target in the name of the gateway's own account there. Implements `Upstream`.
+
+        Signed(Wire) : current credential -> token | SigV4 of what Wire will send -> Wire -> 401, 403: once more with a new one
+
+    A signature has its time in it, and counts for five minutes. Where AWS refuses one and its own clock has another time,
+    the call is signed once more for that time; if that was the reason, so are those that follow, for this machine's clock
+    is wrong. While the credential is fresh, nothing is waited for. Without one nothing is sent: the failure says what is
+    missing.
+    """
 
     __slots__ = ("_ahead_s", "_clock", "_live", "_masked", "_sets_type", "_signed_headers", "_signer", "_wire")
 
@@ -241,7 +245,7 @@ class Signed:
         self._clock = clock
         self._signer = SigV4(auth.region, auth.service)
         self._ahead_s = 0.0
-        """So far the provider's clock goes ahead of ours, where signatures have to tell its time."""
+        """Seconds by which the provider's clock goes ahead of ours, where signatures have to have its time."""
         self._signed_headers = tuple(
             one for one in wire.headers if one[0] in (b"host", b"content-type") or _is_amazons(one[0])
         )
@@ -334,7 +338,7 @@ def _patience_s(outgoing: Outgoing) -> float:
 
 
 def _instant(headers: RawHeaders) -> float:
-    """Returns the time at which a provider has answered, in seconds since the epoch; not a number: it does not tell."""
+    """Returns the time at which a provider has answered, in seconds since the epoch; not a number: it names none."""
     try:
         return parsedate_to_datetime(dict(headers)[b"date"].decode("latin-1")).timestamp()
     except (KeyError, ValueError):
@@ -345,8 +349,11 @@ def _is_amazons(name: bytes) -> bool:
     return name.startswith(b"x-amz-")
 
 
+# --- All credentials of the process ---
+
+
 MOST_RETIRED: Final = 4
-"""So many that no provider uses are kept open for calls that still have one."""
+"""How many credentials that no provider uses are kept open, for calls that still have one."""
 _Key = tuple[CloudAuth, str | None, str | None, str | None]
 
 

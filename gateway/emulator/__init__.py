@@ -40,8 +40,8 @@ async def _start_demo() -> EmulatorServer:
 
     It is imported with its first use, because most configs name no emulator, and each start would take 2 MB more for it.
     """
-    from gateway.emulator.app import EmulatorServer  # as said above
-    from gateway.emulator.config import EmulatorConfig  # as said above
+    from gateway.emulator.app import EmulatorServer  # 2 MB that most configs do not need
+    from gateway.emulator.config import EmulatorConfig  # most configs do not need it
 
     server = EmulatorServer(EmulatorConfig.demo())
     await server.start()
