@@ -1,8 +1,10 @@
-"""What every conversion between two languages is made of: facts, what was sent, translator, reader, and helpers of all.
+"""What every conversion between two languages is made of.
 
-At the end three translators that hold others: by way of chat completions, for counts of tokens, without unknown fields.
-Everything here and below is pure: no I/O, no clock, no draws; time and new ids come as arguments. Bodies are plain dicts as
-orjson parses them, because an object per message would cost more than the conversion itself.
+In this order: the facts of a target, what was sent, translator and reader, helpers of all; finish reasons; two conversions
+one after the other, counts of tokens, and requests without unknown fields, which are translators that hold others; usage in
+the words of each language. Everything here and below is pure: no I/O, no clock, no draws; time and new ids come as
+arguments. Bodies are plain dicts as orjson parses them, because an object per message would cost more than the conversion
+itself.
 """
 
 from __future__ import annotations
@@ -273,6 +275,9 @@ def is_no_argument(text: str) -> bool:
     return text.strip() in ("", "null")
 
 
+# --- Why a choice ended ---
+
+
 _FINISHES: Final[Mapping[str, str]] = {
     "complete": "stop", "end": "stop", "end_turn": "stop", "eos": "stop", "eos_token": "stop", "stop_sequence": "stop",
     "function_call": "tool_calls", "tool_call": "tool_calls", "tool_use": "tool_calls",
@@ -332,11 +337,7 @@ def finish_fields(sent: ConvertedRequest, finish: str, *, has_calls: bool) -> Js
     return {"finish_reason": "tool_calls" if has_calls else "stop", "native_finish_reason": finish}
 
 
-# Two conversions, one after the other: from a caller's language into chat completions, and from there into a target's.
-#
-# Chat completions are the hub: five languages need a way there and a way from there, and not a way for each pair. What the hub
-# carries beyond OpenAI's own fields (`reasoning_details`, `cache_control`, pictures in results of tools) is public usage of
-# others, and never leaves the gateway but to a caller of chat completions.
+# --- Two conversions, one after the other ---
 
 
 OPENAIS_FIELDS: Final = frozenset(
@@ -353,7 +354,13 @@ HUB: Final = ServerFacts(
 
 
 class ThroughChat:
-    """Converts by way of chat completions; implements `base.Translator`."""
+    """Converts from a caller's language into chat completions, and from there into a target's; implements
+    `base.Translator`.
+
+    Chat completions are the hub: five languages need a way there and a way from there, and not a way for each pair. What
+    the hub carries beyond OpenAI's own fields (`reasoning_details`, `cache_control`, pictures in results of tools) is
+    public usage of others, and never leaves the gateway but to a caller of chat completions.
+    """
 
     def __init__(self, first: Translator, second: Translator) -> None:
         """`first` converts from the caller's language into the hub, `second` from there into the target's."""
@@ -420,6 +427,9 @@ def _between(sent: ConvertedRequest) -> ConvertedRequest:
     return sent.via
 
 
+# --- Counts of tokens ---
+
+
 class CountingTranslator(ABC):
     """What questions for the tokens of a request have in common: the number comes back as Anthropic has it.
 
@@ -447,10 +457,7 @@ class CountingTranslator(ABC):
         raise MalformedAnswer("the provider has streamed a number")
 
 
-# The fields of a request that its language does not have, wherever they stand: one walk along the forms of the language.
-#
-# What nobody knows is left out before a request is put into another language, and its gap has a name of ours: a caller's own
-# is no name for a header or a label. Texts, schemas, metadata and arguments of tools are not looked at.
+# --- The fields of a request that its language does not have, wherever they stand ---
 
 
 _WHY: Final = "the target has no such field"
@@ -512,7 +519,12 @@ def _known_items(items: list[object], known: Form, lost: set[str]) -> list[objec
 
 
 class KnownFields:
-    """Leaves out what the caller's language does not have, before another translator converts; implements `base.Translator`."""
+    """Leaves out what the caller's language does not have, before another translator converts; implements
+    `base.Translator`.
+
+    One walk goes along the forms of the language. A gap has a name of ours: a caller's own is no name for a header or a
+    label. Texts, schemas, metadata and arguments of tools are not looked at.
+    """
 
     __slots__ = ("_find_form", "_inner")
 
@@ -543,18 +555,20 @@ def _gaps(lost: set[str]) -> list[Gap]:
     return [Gap(name, How.DROPPED, _WHY) for name in lost]
 
 
-# What a call has used, in the words of each language: a caller is told what is billed, whatever its provider speaks.
-#
-#     a provider's usage object -> `read_usage` -> Usage -> `chat_usage`, `response_usage`, `message_usage`, `generated_usage`
-#
-# What `read_usage` makes of the result is the same usage again. Where a language has no word for a count that has a price of
-# its own, it stands under the name of another language, and only where it is not zero.
+# --- Usage in the words of each language: callers get what is billed, whatever their provider speaks ---
+
 
 _KINDS: Final = ("audio", "image", "video")
 
 
 def usage_of_answer(answer: Json) -> Usage | None:
-    """Returns the usage that a chat completion, or a piece of one, tells; with what stands beside it. None: it tells none."""
+    """Returns the usage that a chat completion, or a piece of one, has, with what stands beside it; None: it has none.
+
+        a provider's usage object -> `read_usage` -> Usage -> `chat_usage`, `response_usage`, `message_usage`, `generated_usage`
+
+    What `read_usage` makes of the result is the same usage again. Where a language has no word for a count that has a price
+    of its own, it stands under the name of another language, and only where it is not zero.
+    """
     reported = usage_in(answer)
     usage = None if reported is None else read_usage(reported)
     if usage is not None:
@@ -563,7 +577,7 @@ def usage_of_answer(answer: Json) -> Usage | None:
 
 
 def chat_usage(usage: Usage) -> Json:
-    """Returns it in the words of chat completions, whose input includes what a cache held or was given."""
+    """Returns a usage in the words of chat completions, whose input includes what a cache held or was given."""
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
@@ -584,7 +598,7 @@ def chat_usage(usage: Usage) -> Json:
 
 
 def response_usage(usage: Usage) -> Json:
-    """Returns it in the words of Responses."""
+    """Returns a usage in the words of Responses."""
     return {
         "input_tokens": usage.input,
         "input_tokens_details": {
@@ -600,7 +614,7 @@ def response_usage(usage: Usage) -> Json:
 
 
 def message_usage(usage: Usage) -> Json:
-    """Returns it in the words of Messages, whose input is without what a cache has done."""
+    """Returns a usage in the words of Messages, whose input is without what a cache has done."""
     made: Json = {
         "input_tokens": usage.input - usage.cached - usage.cache_written,
         "cache_creation_input_tokens": usage.cache_written,
@@ -620,7 +634,7 @@ def message_usage(usage: Usage) -> Json:
 
 
 def generated_usage(usage: Usage) -> Json:
-    """Returns it in the words of generateContent, whose candidates are without thoughts."""
+    """Returns a usage in the words of generateContent, whose candidates are without thoughts."""
     parts = usage.parts
     found = {
         "thoughtsTokenCount": parts.reasoning,

@@ -1,7 +1,7 @@
-"""What chat completions answer, for callers of Messages: a whole message first, then blocks that grow, then the stream.
+"""What chat completions answer, for callers of Messages: what a model thought, said and called becomes blocks.
 
-What a model thought, said and called becomes blocks. The id of the answer is made from `ConvertedRequest.id`, because ids are
-each provider's own.
+In this order: a whole message, blocks that grow (`MessageBlock`, `ToolUse`), how they follow each other (`MessageBlocks`),
+the stream (`ChatAsMessages`). The id of the answer is made from `ConvertedRequest.id`, because ids are each provider's own.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ from gateway.dialects.openai.responses_answer import argument_in, first_choice, 
 from gateway.dialects.schema_tools.tools import id_back, names_back
 from gateway.dialects.shapes import message_error
 from gateway.dialects.streams import ChatStreamReader, data_of
+
+# --- A whole message ---
+
 
 _STOPS: Final = {"length": "max_tokens", "content_filter": "refusal"}
 """Why an answer ended before it was whole, by a chat completion's finish reason."""
@@ -194,7 +197,7 @@ def _put_in(blocks: list[Json], thought: str, details: list[Json]) -> None:
         least = min(at, len(blocks) - 1) + 1
 
 
-# Blocks of a message that are open while a stream of chat completions is put into one.
+# --- Blocks that are open while a stream is put into a message ---
 
 
 TEXT: Final = "text"
@@ -361,11 +364,7 @@ class ToolUse(MessageBlock):
         return last + super().ended()
 
 
-# The blocks of a streamed message, one after the other, and what waits for the open one to end.
-#
-# One block is open at a time, each begun is ended, and places count up from 0. What comes while a call is open that is not yet
-# whole (another call's arguments, words) waits until it is, so that arguments that come interleaved leave one call after the
-# other. Words of white space alone wait for others, because Anthropic refuses a block of such when it is sent back.
+# --- The blocks of a stream, one after the other ---
 
 
 MOST_HELD: Final = 1024 * 1024
@@ -377,7 +376,13 @@ _Waiting = ToolUse | tuple[str, list[Json] | None]
 
 
 class MessageBlocks:
-    """Begins and ends blocks. All methods add events to `made`, and raise MalformedAnswer where the stream makes no sense."""
+    """Begins and ends blocks. All methods add events to `made`, and raise MalformedAnswer where the stream makes no sense.
+
+    One block is open at a time, each begun is ended, and places count up from 0. What comes while a call is open that is
+    not yet whole (another call's arguments, words) waits until it is, so that arguments that come interleaved leave one
+    call after the other. Words of white space alone wait for others, because Anthropic refuses a block of such when it is
+    sent back.
+    """
 
     def __init__(self, *, is_to_mark: bool = False) -> None:
         """`is_to_mark`: calls that no thought comes before get a mark before them."""
@@ -536,17 +541,19 @@ class MessageBlocks:
         self.characters += block.characters
 
 
-# The stream of a chat completion as the stream of a message.
-#
-#     message_start (block)* message_delta message_stop | ... error
-#
-# Each event leaves in the chunk that it came in, but for what has to wait for a call to be whole.
+# --- The stream ---
+
 
 _QUICK: Final = {"content": TEXT, "reasoning_content": THINKING, "reasoning": THINKING}
 
 
 class ChatAsMessages(ChatStreamReader):
-    """Reads pieces of a chat completion; implements `base.Reader`."""
+    """Reads pieces of a chat completion; implements `base.Reader`.
+
+        message_start (block)* message_delta message_stop | ... error
+
+    Each event leaves in the chunk that it came in, but for what has to wait for a call to be whole.
+    """
 
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What chat completions answer, for callers of generateContent: signatures on their way, the whole answer, the stream.
+"""What chat completions answer, for callers of generateContent.
 
-In the stream each event is an answer with what is new. Words leave in the chunk that they came in. A call leaves when it is
-whole, as Gemini's do; the end, when the usage is known.
+In this order: names of fields, which Google's APIs take in two forms; signatures of other providers on their way through a
+client; the whole answer; the stream, each event of which is an answer with what is new.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from gateway.dialects.schema_tools.chat_parts import data_url
 from gateway.dialects.shapes import generate_error
 from gateway.dialects.streams import ChatStreamReader, data_of
 
-# Names of fields as Google's APIs take them: `inlineData` as its JSON has them, or `inline_data` as its protocol buffers do.
-#
-# Source: protobuf.dev, ProtoJSON: parsers take both.
+# --- Names of fields ---
 
 
 _STEP: Final = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
 
 
 def camel(value: Any) -> Json:
-    """Returns an object with all its names in camel case; an empty one where the value is none."""
+    """Returns an object with all its names in camel case; an empty one where the value is none.
+
+    Google's APIs take `inlineData` as its JSON has it, or `inline_data` as its protocol buffers do. Source: protobuf.dev,
+    ProtoJSON: parsers take both.
+    """
     given = object_of(value)
     for name in given:
         if "_" in name:
@@ -65,10 +67,7 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-# What other providers signed, on its way through a client of Gemini's and back.
-#
-# Such clients repeat a turn's parts as they got them, each with its `thoughtSignature`, which has to be Base64. What another
-# provider signed rides there in a mark of ours. It is for its own target only: what goes to Gemini is freed of it.
+# --- Signatures of other providers, on their way through a client and back ---
 
 
 _BEGIN: Final = b"gw1"
@@ -81,7 +80,11 @@ _BOTH: Final = str.maketrans("+/", "-_")
 
 
 def marked(holds: Json) -> str | None:
-    """Returns a mark with what is to come back; None where that is nested too deeply to be written again."""
+    """Returns a mark with what is to come back; None where that is nested too deeply to be written again.
+
+    Clients repeat a turn's parts as they got them, each with its `thoughtSignature`, which has to be Base64. What another
+    provider signed rides there in a mark of ours. It is for its own target only: what goes to Gemini is freed of it.
+    """
     try:
         return urlsafe_b64encode(_BEGIN + orjson.dumps(holds)).decode()
     except orjson.JSONEncodeError:
@@ -150,9 +153,7 @@ def _is_mark(signature: str) -> bool:
     return held_by(signature) is not None
 
 
-# A chat completion as an answer of generateContent: each choice is a candidate, its message becomes parts.
-#
-# Thoughts in words are shown where the caller wants them (`includeThoughts`); what proves whose they are rides in any case.
+# --- The whole answer: each choice is a candidate, its message becomes parts ---
 
 
 FINISH: Final = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
@@ -161,7 +162,11 @@ _GEMINI: Final = FORMATS["gemini"]
 
 
 def generated(sent: ConvertedRequest, body: Json) -> Json:
-    """Returns the answer. Raises MalformedAnswer where there is none, or a call in it makes no sense."""
+    """Returns the answer. Raises MalformedAnswer where there is none, or a call in it makes no sense.
+
+    Thoughts in words are shown where the caller wants them (`includeThoughts`); what proves whose they are rides in any
+    case.
+    """
     choices = objects(body.get("choices"))
     if not choices:
         raise MalformedAnswer("the answer has no choices")
@@ -301,6 +306,9 @@ def _token(one: Json) -> Json:
     return {"token": text_of(one.get("token")), "logProbability": one.get("logprob")}
 
 
+# --- The stream ---
+
+
 _BEFORE: Final = b'data: {"candidates":[{"content":{"parts":[{"text":%b}],"role":"model"},"index":0}]%b\n\n'
 
 _GROWING: Final = ("text", "summary", "signature", "data")
@@ -345,7 +353,11 @@ class _Candidate:
 
 
 class ChatAsGenerate(ChatStreamReader):
-    """Reads pieces of a chat completion; implements `base.Reader`."""
+    """Reads pieces of a chat completion; implements `base.Reader`.
+
+    Words leave in the chunk that they came in. A call leaves when it is whole, as Gemini's do; the end, when the usage is
+    known.
+    """
 
     passes_comments = False  # Google's own clients take one for a part of an answer
 

@@ -1,7 +1,8 @@
 """An answer of generateContent as a chat completion: each candidate is a choice, its parts become one message.
 
-A part is read the same way whether the answer is streamed or whole: as what it adds to the message. Source: the Gemini API's
-reference, GenerateContentResponse.
+In this order: signatures of turns with calls, remembered and put back; citations; signatures as a chat completion carries
+them; a whole answer; the stream. A part is read the same way whether the answer is streamed or whole: as what it adds to
+the message. Source: the Gemini API's reference, GenerateContentResponse.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from gateway.dialects.base import (
 from gateway.dialects.memory import IN_ID, MOST_TURN_BYTES, TurnMemory, UnknownMemory, VisibleTurn, unechoed
 from gateway.dialects.streams import AFTER, TOO_LONG, ChatStreamWriter, ConvertingReader, chat_head, data_of
 
-# The signatures of a turn with calls, remembered from an answer and put back where a client has dropped them.
-#
-# They go back to where a client that keeps them has them: into the message. What follows does not tell the two apart.
+# --- Signatures of turns with calls, remembered, and put back where a client has dropped them ---
 
 
 def with_echoes(body: Json, memory: TurnMemory | None) -> Json:
-    """Returns the request as a client would have made it that sends signatures back."""
+    """Returns the request as a client would have made it that sends signatures back.
+
+    They go into the message, where a client that keeps them has them. What follows does not tell the two apart.
+    """
     if memory is None or isinstance(memory, UnknownMemory):
         return body
     messages = body.get("messages")
@@ -91,20 +93,21 @@ class SignatureRecorder:
         memory.keep(turn, {"extras": self._extras, "details": self._details}, has_thoughts=has_signatures)
 
 
-# Where an answer is grounded: Google's places in bytes as a chat completion's citations, whose places are characters.
-#
-# Places count from the beginning of all words of the candidate, streamed or not, as recorded answers have it; the reference has
-# them counted from a part's. Source: the Gemini API's reference, GroundingMetadata.
+# --- Citations: Google's places in bytes become places in characters ---
 
 
 MOST_WIDE_BYTES: Final = 1_000_000
-"""Of words that are not all ASCII; of more than that no places are known."""
+"""The most bytes of words that are not all ASCII; of more than that no places are known."""
 _STRETCH_CHARACTERS: Final = 1_024
 """The most of such words that are counted through to find one place."""
 
 
 class Words:
-    """How far the words of a candidate have come, in bytes; and those of them that have more bytes than characters."""
+    """How far the words of a candidate have come, in bytes; and those of them that have more bytes than characters.
+
+    Places of evidence count from the beginning of all words of the candidate, streamed or not, as recorded answers have it;
+    the reference has them counted from a part's. Source: the Gemini API's reference, GroundingMetadata.
+    """
 
     __slots__ = ("_bytes", "_more", "_starts", "_wide", "_wide_bytes")
 
@@ -170,16 +173,14 @@ def _page_in(chunk: Json) -> Json | None:
     return None
 
 
-# Signatures of what Gemini thought, as a chat completion carries them to its caller and back.
-#
-# A call's stands where Google's own chat completions have it, in `extra_content` of the call; all others are
-# `reasoning_details`. The Gemini API and Vertex AI refuse each other's, so those of Vertex say whose they are. A model that
-# thinks before it calls a tool wants the first call of a turn signed; for calls that another model made, Google documents a
-# word that stands for a signature. Source: ai.google.dev, Thought signatures.
+# --- Signatures, as a chat completion carries them to its caller and back ---
 
 
 FORMATS: Final[Mapping[str, str]] = {"gemini": "google-gemini-v1", "vertex": "google-vertex-v1"}
-"""The `format` of `reasoning_details`, by the issuer of their signatures."""
+"""The `format` of `reasoning_details`, by the issuer of their signatures.
+
+The Gemini API and Vertex AI refuse each other's, so those of Vertex say whose they are.
+"""
 _GEMINI: Final = "gemini"
 _ENCRYPTED: Final = "reasoning.encrypted"
 _TEXT: Final = "reasoning.text"
@@ -195,6 +196,12 @@ def detail_of_signature(signature: str, issuer: str, index: int) -> Json:
 
 
 def extra_of_call(signature: str, issuer: str) -> Json:
+    """Returns the `extra_content` of a call, where Google's own chat completions have its signature; all others are
+    details.
+
+    A model that thinks before it calls a tool wants the first call of a turn signed; for calls that another model made,
+    Google documents a word that stands for a signature. Source: ai.google.dev, Thought signatures.
+    """
     google = {"thought_signature": signature}
     return {"google": google if issuer != "vertex" else google | {"issuer": issuer}}
 
@@ -232,6 +239,9 @@ def has_foreign(message: Json, issuer: str) -> bool:
 def is_own(detail: Json, own: str) -> bool:
     """Returns whether a detail is of this format; clients may have put the same word together."""
     return text_of(detail.get("format")).startswith(own)
+
+
+# --- A whole answer ---
 
 
 FINISH: Final = {
@@ -499,11 +509,7 @@ def _token(source: Json) -> Json:
     return {"token": token, "logprob": source.get("logProbability"), "bytes": list(token.encode(errors="replace"))}
 
 
-# The stream of generateContent as the stream of a chat completion.
-#
-# Each of the provider's events is an answer with what is new. There is no last one: an answer has come to its end when each
-# candidate has a reason why it ended, and the stream was not cut. Newer models have it in an event behind that with their calls
-# (envoyproxy/ai-gateway#2399), older ones more than once, so the finish reasons are written with the end. No word is held back.
+# --- The stream ---
 
 
 _MALFORMED: Final = TOO_LONG
@@ -514,7 +520,13 @@ _THINKS: Final = b'%b"reasoning_content":%b,"reasoning_details":[{"type":"reason
 
 
 class GenerateAsChat(ConvertingReader):
-    """Reads the events of an answer; implements `base.Reader`."""
+    """Reads the events of an answer; implements `base.Reader`.
+
+    Each of the provider's events is an answer with what is new. There is no last one: an answer has come to its end when
+    each candidate has a reason why it ended, and the stream was not cut. Newer models have it in an event behind that with
+    their calls (envoyproxy/ai-gateway#2399), older ones more than once, so the finish reasons are written with the end. No
+    word is held back.
+    """
 
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()

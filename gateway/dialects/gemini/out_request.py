@@ -1,7 +1,8 @@
-"""A chat completion as a generateContent request: parts, schemas, tools, options, and the request around them.
+"""A chat completion as a generateContent request.
 
-What a model takes is told by its facts and by nothing else. Each option is settled once, with what is lost of it, so that
-the request and the report of its gaps cannot differ. No option raises: a value without sense goes on, and is refused there.
+In this order: parts, schemas, tools, options, and the request around them. What a model takes follows from its facts and
+from nothing else. Each option is settled once, with what is lost of it, so that the request and the report of its gaps
+cannot differ. No option raises: a value without sense goes on, and is refused there.
 """
 
 from __future__ import annotations
@@ -40,9 +41,7 @@ from gateway.dialects.schema_tools.tools import (
     turns,
 )
 
-# Parts of a chat completion's messages as parts of a content: words, and media by their data or their place.
-#
-# Nothing is decoded or fetched. Source: the Gemini API's reference, Content; media at any https URL are taken by the live API.
+# --- Parts: words, and media by their data or their place ---
 
 
 STORED: Final = "gs://"
@@ -56,7 +55,10 @@ _AUDIO: Final = {"audio/mpeg": "audio/mp3", "audio/x-m4a": "audio/mp4"}
 
 
 def parts_of(content: Any, place: str, *, takes_media: bool = True) -> list[Json]:
-    """Returns a message's content; empty words are left out. Raises InvalidRequest, naming the part that makes no sense."""
+    """Returns a message's content; empty words are left out. Raises InvalidRequest, naming the part that makes no sense.
+    Nothing is decoded or fetched. Source: the Gemini API's reference, Content; media at any https URL are taken by the
+    live API.
+    """
     if type(content) is str:
         return [{"text": content}] if content else []
     if content is None:
@@ -129,11 +131,7 @@ def _inline(media: Media) -> Json:
     return {"inlineData": {"mimeType": _AUDIO.get(media.type, media.type), "data": media.data}}
 
 
-# JSON Schemas in the words that Gemini knows: what a reference leads to stands in its place, a constant is the one value.
-#
-# Beside a `$ref` nothing else may stand there, nor may it lead elsewhere than into `$defs`; `const` and an `allOf` of one are
-# not known. What has another meaning without them, or no end, goes on as it is, and the provider says what it makes of it.
-# Source: google-genai, `GenerationConfig.response_json_schema`.
+# --- Schemas, in the words that Gemini knows ---
 
 
 _ODD: Final = re.compile(rb'"(?:\$ref|const|allOf|\$schema)"')
@@ -156,7 +154,13 @@ class _TooLarge(Exception):
 
 
 def plain_schema(schema: Any) -> Any:
-    """Returns a schema that says the same in other words; the same one where all of its words are known."""
+    """Returns a schema that says the same in other words; the same one where all of its words are known.
+
+    What a reference leads to stands in its place, a constant is the one value. Beside a `$ref` nothing else may stand
+    there, nor may it lead elsewhere than into `$defs`; `const` and an `allOf` of one are not known. What has another
+    meaning without them, or no end, goes on as it is, and the provider says what it makes of it. Source: google-genai,
+    `GenerationConfig.response_json_schema`.
+    """
     if not isinstance(schema, dict) or not has_odd_words(schema):
         return schema
     if "$schema" in schema:  # the name of the language, which some servers take for a word of it
@@ -250,17 +254,18 @@ def _without_constant(schema: Json) -> Json:
     return {"type": kind, **made, "enum": [schema["const"]]}
 
 
-# Tools of a chat completion, and which of them is to be called, as generateContent has them.
-#
-# A function's parameters go on as the JSON Schema that they are (`parametersJsonSchema`): OpenAPI's kind of schema has no
-# unions (UKGovernmentBEIS/inspect_ai#3097). Whether arguments are held to their schemas is one option for all functions.
+# --- Tools, and which of them is to be called ---
 
 
 _MODES: Final = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
 
 
 def tools_and_choice(body: Json) -> tuple[Json, list[Gap]]:
-    """Returns `tools` and `toolConfig`, and what they lose. Raises nothing: what makes no sense is left out."""
+    """Returns `tools` and `toolConfig`, and what they lose. Raises nothing: what makes no sense is left out.
+
+    A function's parameters go on as the JSON Schema that they are (`parametersJsonSchema`): OpenAPI's kind of schema has no
+    unions (UKGovernmentBEIS/inspect_ai#3097). Whether arguments are held to their schemas is one option for all functions.
+    """
     gaps: list[Gap] = []
     given = functions_in(body, gaps)
     is_odd = has_odd_words(given)
@@ -334,6 +339,9 @@ def _choice(choice: Any, gaps: list[Gap]) -> Json:
         gaps.append(Gap(f"tool_choice.{kind}"[:MOST_NAMED], How.REFUSED, FUNCTIONS_ALONE))
         return {}
     return {"mode": "ANY", "allowedFunctionNames": [name_in(choice)]}
+
+
+# --- Options ---
 
 
 BUDGETS: Final = {"minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 24_576, "max": 24_576}
@@ -540,10 +548,7 @@ def _is_label(value: Any) -> bool:
     return isinstance(value, str) and _LABEL.fullmatch(value) is not None and value == value.lower()
 
 
-# A chat completion as a generateContent request.
-#
-# Turns of one role that follow each other become one, for the provider wants them in turns. All results of a turn are in one
-# content, each under the name of its tool, by which they are paired (braintrustdata/lingua#166).
+# --- The request around them ---
 
 
 _REFERENCES: Final = ("$ref", "$defs")
@@ -576,7 +581,11 @@ def generate_body(body: Json, facts: ServerFacts, settled: GenerateOptions) -> J
 
 
 class _Contents:
-    """Puts turns together to contents."""
+    """Puts turns together to contents.
+
+    Turns of one role that follow each other become one, for the provider wants them in turns. All results of a turn are in
+    one content, each under the name of its tool, by which they are paired (braintrustdata/lingua#166).
+    """
 
     def __init__(self, facts: ServerFacts) -> None:
         self._issuer = facts.issuer
