@@ -1,4 +1,8 @@
-"""The commands of operators: each asks the admin API of a running gateway, and shows its answer."""
+"""The commands of operators: each asks the admin API of a running gateway, and shows its answer.
+
+In this order: the client of the admin API (`AdminClient`), how its answers look on a terminal, the commands. Invariants:
+the client knows of the gateway only its HTTP; each failure of it is an `AdminRefused` with a sentence that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +24,15 @@ from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.cli.values import DEFAULT_URL
 from gateway.core.config.fields import is_loopback
 
-# The operator's end of the admin API of a running gateway.
-#
-# It must not know the gateway's inside, only its HTTP. Every failure is an `AdminRefused` with a sentence that says what to
-# do; the admin key goes to the address the operator named and nowhere else (no redirect, no proxy). Invariant of a backup: a
-# file of the given name is a whole copy or is not there.
+# --- The client of the admin API ---
 
 
 TIMEOUT_S = 10.0
 BACKUP_TIMEOUT_S = 600.0
-"""The gateway answers when the copy is made, which takes a large file's time."""
+"""The most seconds until a copy comes: the gateway answers when it is made, which takes a large file's time."""
 PIECE_BYTES = 1_048_576
 LONGEST_NAME = 255
-"""Of a file; whatever is longer is none."""
+"""The characters of a file's name; a longer text is none."""
 
 
 class AdminRefused(Exception):
@@ -83,7 +83,10 @@ class GatewayAddress:
 
 
 class AdminClient:
-    """Speaks to the admin API at `url`; its methods raise AdminRefused."""
+    """Speaks to the admin API at `url`; its methods raise AdminRefused.
+
+    The admin key goes to the address that the operator named and nowhere else (no redirect, no proxy).
+    """
 
     def __init__(self, url: str, key: str) -> None:
         self._address = GatewayAddress.read(url)
@@ -148,7 +151,7 @@ def _refusal(status: int, answer: Mapping[str, Any], url: str) -> AdminRefused:
 def save(pieces: Iterable[bytes], file: Path, problem_of: Callable[[str], str | None]) -> dict[str, Any]:
     """Writes the copy to `file`, which must not exist, and returns its path and size. Raises AdminRefused or OSError.
 
-    `problem_of` finds what is wrong with a file.
+    `problem_of` finds what is wrong with a file. Invariant: a file of the given name is a whole copy or is not there.
     """
     if file.exists():
         raise AdminRefused(f"{file} is there already; name another file", is_misuse=True)
@@ -186,9 +189,7 @@ def question(text: str, standard_input: TextIO) -> dict[str, Any] | None:
     return body
 
 
-# How the answers of the admin API look on a terminal.
-#
-# Whatever a client or a provider has named is shown so that no terminal takes it for a command.
+# --- How its answers look on a terminal ---
 
 
 By = Literal["layer", "model", "key"]
@@ -300,7 +301,10 @@ def _seconds(value: float | None) -> str:
 
 
 def safe(text: object) -> str:
-    """Returns the text as it is, unless a terminal would take it for a command."""
+    """Returns the text as it is, unless a terminal would take it for a command.
+
+    Whatever a client or a provider has named goes through this.
+    """
     shown = str(text)
     return shown if shown.isprintable() else repr(shown)
 
@@ -454,6 +458,9 @@ def saved(answer: dict[str, Any], name: str) -> str:
         f"{answer['file']}: {answer['bytes']:,} bytes, checked. To use it, stop the gateway, put it in the place of the {name} "
         "file (without the -wal file that may be beside that), and start again."
     )
+
+
+# --- The commands ---
 
 
 def targets(options: argparse.Namespace) -> int:

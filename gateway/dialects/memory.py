@@ -1,8 +1,11 @@
 """What models' turns were signed with, kept in this process for callers that do not send it back.
 
-First a turn as its caller sees it; then where several processes find turns; then the memory of this process, which lives as
-long as it, whatever the config becomes. Each tenant has its own, and so has each credential that callers bring themselves:
-nobody finds another one's. When it is full, what was not used for the longest goes first.
+In this order: a turn as its caller sees it (`VisibleTurn`), turns that several processes share (`SharedTurns`), the memory
+of this process (`ThoughtMemory`), which lives as long as it, whatever the config becomes. A model that thinks wants its
+thoughts back with the results of its calls, unchanged and at their places. Chat completions carry them beyond OpenAI's own
+fields (`reasoning_details`, `extra_content`), which many clients drop. Invariants: each tenant has a memory of its own, and
+so has each credential that callers bring themselves: nobody finds another one's. When the memory is full, what was not used
+for the longest goes first.
 """
 
 from __future__ import annotations
@@ -21,18 +24,13 @@ import orjson
 from gateway.core.ports import Answers, Later
 from gateway.core.types import THINKING, Gap, How, Kept
 
-# Turns of a model with signed thoughts, remembered for callers that do not send back what they were signed with.
-#
-# A model that thinks wants its thoughts back with the results of its calls, unchanged and at their places. Chat completions
-# carry them beyond OpenAI's own fields (`reasoning_details`, `extra_content`), which many clients drop. What is remembered of
-# a turn is the provider's own, found by the id of its first call; it goes back only where the caller repeats the very same
-# ids, names, arguments and words. Where the memory is, and whose a turn is, is not known here.
+# --- A turn as its caller sees it ---
 
 
 IN_ID: Final = "__thought__"
-"""Some gateways put a call's signature behind this into its id (BerriAI/litellm#18374)."""
+"""Separates a call's id from its signature, which some gateways put behind it (BerriAI/litellm#18374)."""
 MOST_TURN_BYTES: Final = 1_000_000
-"""What is longer is not remembered."""
+"""The size of a turn, in bytes or characters; a longer one is not remembered."""
 FOREIGN: Final = Gap(
     "messages.reasoning_details", How.DROPPED, "thoughts go back to the provider that signed them, and to no other"
 )
@@ -41,7 +39,11 @@ _DIGEST_BYTES: Final = 16
 
 
 class VisibleTurn:
-    """A turn of the model with tool calls, as its caller sees it: without the signed thoughts."""
+    """A turn of the model with tool calls, as its caller sees it: without the signed thoughts.
+
+    It is found by the id of its first call; what was signed goes back only where the caller repeats the very same ids,
+    names, arguments and words.
+    """
 
     __slots__ = ("_calls", "_words", "id")
 
@@ -95,7 +97,9 @@ class UnknownMemory:
 
 
 class Presumed(Mapping[int, list[Any]]):
-    """What such a memory has of a conversation, by the numbers of messages, each of which is looked at when it is asked for."""
+    """What an `UnknownMemory` has of a conversation, by the numbers of messages, each of which is looked at when it is
+    needed.
+    """
 
     def __init__(self, messages: Any) -> None:
         self._messages = messages if isinstance(messages, list) else []
@@ -169,22 +173,19 @@ def _text_in(content: Any) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-# What turns were signed with, where several processes find it: in the store of the answers, beside these.
-#
-# A worker or replica that is asked to go on with a turn of another one's looks here, once. Nobody waits for what is put here;
-# what cannot be read, because the store is out of reach or another release wrote it, is as good as not there.
+# --- Turns that several processes share, in the store of the answers ---
 
 
 SHARED_FOR_S: Final = 3600.0
-"""How long a turn is found there."""
+"""Seconds for which a turn is found in the store."""
 MOST_LOOKED_FOR: Final = 100
-"""So many turns of a request are looked for, the last ones: each is asked of the store by itself, all at once."""
+"""The turns of a request that are looked for, the last ones: the store gets a question for each, all at once."""
 PATIENCE_S: Final = 0.5
-"""A call waits no longer for them; it goes without them, as it would anyway."""
+"""The most seconds that a call waits for shared turns; then it goes without them, as it would anyway."""
 
 
 class SharedTurn(NamedTuple):
-    """A turn as it is found there."""
+    """A turn as it is found in the store."""
 
     issuer: str
     digest: bytes
@@ -192,7 +193,11 @@ class SharedTurn(NamedTuple):
 
 
 class SharedTurns:
-    """Turns of all tenants. All but `put` is for the thread of the running loop."""
+    """Turns of all tenants in the store. All but `put` is for the thread of the running loop.
+
+    A worker or replica that has to go on with a turn of another one's looks here, once. Nobody waits for what is put here;
+    what cannot be read, because the store is out of reach or another release wrote it, is as good as not there.
+    """
 
     def __init__(self, answers: Answers, wall: Callable[[], float]) -> None:
         self._answers = answers
@@ -258,18 +263,21 @@ def _turn_in(answer: Later[Kept | None]) -> SharedTurn | None:
         return None
 
 
+# --- The memory of this process ---
+
+
 MOST_BYTES: Final = 32 * 1024 * 1024
-"""All of it, what it takes to find it included."""
+"""The bytes of the whole memory, what it takes to find turns included."""
 KEPT_FOR_S: Final = 3600.0
-"""How long a turn is kept that nobody asks for."""
+"""Seconds for which a turn is kept that nobody looks for."""
 UNKNOWN_FOR_S: Final = 60.0
-"""How long a turn that other processes do not know either is not asked of them again."""
+"""Seconds in which a turn that other processes do not know either is not looked for there again."""
 MOST_UNKNOWN: Final = 4_096
-"""So many such turns are known; callers may name any, and take no room from what was signed."""
+"""The turns that are noted as unknown; callers may name any, and take no room from what was signed."""
 MOST_SHARED_CHARACTERS: Final = 256
-"""No turn with a longer id is asked of other processes; providers' ids have 64 at most."""
+"""The characters of an id; no turn with a longer one is looked for in the store. Providers' ids have 64 at most."""
 ENTRY_BYTES: Final = 600
-"""What an entry takes besides what was signed, at most: its key, its place, the objects around it."""
+"""The bytes that an entry takes besides what was signed, at most: its key, its place, the objects around it."""
 _OWNER_BYTES: Final = 12
 
 Key = tuple[str, str]
@@ -282,21 +290,21 @@ class _Entry:
     digest: bytes
     signed: bytes
     until: float
-    """In monotonic seconds."""
+    """The end of its life, in monotonic seconds."""
 
 
 @dataclass(slots=True)
 class TurnCounts:
-    """How often turns were asked for, and what became of that."""
+    """How often turns were looked for, by what came of it."""
 
     hit: int = 0
-    """It goes back."""
+    """The turn goes back."""
     miss: int = 0
-    """Nothing is known of it: it never had thoughts, another worker has it, or it is gone."""
+    """Nothing is known of the turn: it never had thoughts, another worker has it, or it is gone."""
     changed: int = 0
-    """The caller has changed it."""
+    """The caller has changed the turn."""
     foreign: int = 0
-    """Another provider has signed it."""
+    """Another provider has signed the turn."""
 
 
 class ThoughtMemory:
@@ -310,10 +318,10 @@ class ThoughtMemory:
         """Until when turns are not asked of other processes again, which did not know them."""
         self._lock = Lock()
         self.bytes = 0
-        """What it takes, no less than it does."""
+        """The bytes that the memory takes, at least as many as it really does."""
         self.counts = TurnCounts()
         self.shared: SharedTurns | None = None
-        """Where other processes find them; None: there is no such place."""
+        """Where other processes find turns; None: there is no such place."""
 
     def __len__(self) -> int:
         return len(self._entries)

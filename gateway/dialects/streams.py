@@ -1,6 +1,7 @@
 """Streams that are converted: the events of providers, and chat completions as they are written and read.
 
-What passes through as it is may be passed on in parts (`sse.EventCutter`); what is converted has to be whole. A response that
+In this order: events (`EventReader`, `ConvertingReader`), chat completions (`ChatStreamWriter`, `ChatStreamReader`). What
+passes through as it is may be passed on in parts (`sse.EventCutter`); what is converted has to be whole. A response that
 repeats long instructions, many tools or a picture is one event of megabytes.
 """
 
@@ -20,7 +21,7 @@ from gateway.dialects.base import ConvertedRequest, Json, chat_usage, object_of,
 from gateway.dialects.shapes import chat_error
 
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
-"""The longest event that is waited for."""
+"""The bytes of the longest event that is waited for."""
 TOO_LONG: Final = "malformed_response"
 """The code of the error that a longer one is."""
 UNCONVERTIBLE: Final[Json] = {"message": "an event of the provider's is nested too deeply", "code": TOO_LONG}
@@ -159,16 +160,11 @@ def _unified(block: bytes) -> bytes:
     return _LINE_END.sub(b"\n", block) if b"\r" in block else block
 
 
-# The stream of a chat completion, as it is written for its callers, and as it is read for callers of other languages.
-#
-#     role delta* finish usage? [DONE] | ... error
-#
-# Each piece is one line that ends with its choices, so that `sse.is_plain_chat` need not parse it again. What all pieces repeat
-# is written once: a word is put between `before` and `AFTER`. The readers of providers' streams call this in the order of
-# events.
+# --- Chat completions, as they are written for their callers, and read for callers of other languages ---
+
 
 AFTER: Final = b'},"finish_reason":null}]}\n\n'
-"""Stands behind the delta of a piece."""
+"""What stands behind the delta of a piece."""
 NO_ARGUMENTS: Final = "{}"
 
 
@@ -195,7 +191,14 @@ class OpenTool:
 
 
 class ChatStreamWriter:
-    """Writes one stream, whose first choice most of it is about."""
+    """Writes one stream, whose first choice most of it is about.
+
+        role delta* finish usage? [DONE] | ... error
+
+    Each piece is one line that ends with its choices, so that `sse.is_plain_chat` need not parse it again. What all pieces
+    repeat is written once: a word is put between `before` and `AFTER`. The readers of providers' streams call this in the
+    order of events.
+    """
 
     __slots__ = ("_includes_usage", "_sent", "before", "calls", "has_output", "head")
 

@@ -1,8 +1,8 @@
 """What the supervisor and its workers share: a channel for each worker, its place with its listeners, and one call log.
 
-A channel carries JSON objects, one per line, over a pair of sockets. `Channel` is the supervisor's end, which never blocks: it
-has no loop, and a worker that has stopped reading must not stop the others. The worker's end is an asyncio stream. Either side
-learns from the end of the stream that the other has died.
+In this order. A channel carries JSON objects, one per line, over a pair of sockets. `Channel` is the supervisor's end,
+which never blocks: it has no loop, and a worker that has stopped reading must not stop the others. The worker's end is an
+asyncio stream. Either side learns from the end of the stream that the other has died.
 """
 
 from __future__ import annotations
@@ -89,17 +89,19 @@ def pack(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-# The place of each worker: its process and its listeners; and whether several workers are possible at all.
-#
-# Each place has a listener of its own on every port, all on the same address (SO_REUSEPORT), because there the kernel spreads
-# connections evenly; with one listener for all, measured with four workers and 100 connections, one worker got 0 to 2. The
-# supervisor keeps the listeners open: a worker that dies takes no waiting connection with it, and another worker can accept
-# from its listener. Where the kernel does not spread connections (anything but Linux), all share one listener.
+# --- Places: each worker's process and listeners; and whether several workers are possible at all ---
 
 
 @dataclass(eq=False, slots=True)
 class ListenerPlace:
-    """The place of one worker: its process, if any, and the time at which it started or the next one is due."""
+    """The place of one worker: its process, if any, and the time at which it started or the next one is due.
+
+    Each place has a listener of its own on every port, all on the same address (SO_REUSEPORT), because there the kernel
+    spreads connections evenly; with one listener for all, measured with four workers and 100 connections, one worker got 0
+    to 2. The supervisor keeps the listeners open: a worker that dies takes no waiting connection with it, and another
+    worker can accept from its listener. Where the kernel does not spread connections (anything but Linux), all share one
+    listener.
+    """
 
     number: int
     listeners: list[socket.socket]
@@ -170,15 +172,14 @@ def _share(host: str, port: int, count: int) -> list[socket.socket]:
     return [listen_on(host, port, reuse_port=True) for _ in range(count)]
 
 
-# The standard output to which all workers write their call log: whole batches, one worker at a time.
-#
-# A batch is longer than the bytes that a pipe takes atomically, so without a lock the lines of workers would be mixed.
+# --- The call log, which all workers write to standard output ---
 
 
 class LockedLog:
     """A stream whose writer takes a lock first; `lock` is the descriptor of `make_lock`, which all workers share.
 
-    A process that dies releases the lock.
+    Whole batches are written, one worker at a time: a batch is longer than the bytes that a pipe takes atomically, so
+    without a lock the lines of workers would be mixed. A process that dies releases the lock.
     """
 
     def __init__(self, stream: TextIO, lock: int) -> None:

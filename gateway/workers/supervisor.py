@@ -40,12 +40,8 @@ from gateway.workers.channel import (
 )
 from gateway.workers.worker import Fleet, WorkerSlot, announce_stop, counter, families_of, gauge, greet, run_worker
 
-# Decides which workers hang: each is pinged once a second, and one that stays silent is given up.
-#
-# A process that is stopped, or whose loop is blocked, still has its listener, and the kernel goes on giving it its part of the
-# connections: only the supervisor can notice. Time comes in as an argument, and the supervisor carries out the decisions.
-# Invariant: a worker is given up only for silence that lasted while the supervisor itself was awake; after the machine was
-# suspended, all workers start with a clean slate.
+# --- Which workers hang ---
+
 
 ASK_S = 1.0
 SILENT_S = 5.0
@@ -65,7 +61,13 @@ Order = Literal["ask", "give_up", "kill"]
 
 
 class Heartbeat:
-    """The pings of all workers, by number, in monotonic seconds; call `beat` once `due_at` has come."""
+    """The pings of all workers, by number, in monotonic seconds; call `beat` once `due_at` has come.
+
+    Each worker is pinged once a second, and one that stays silent is given up. A process that is stopped, or whose loop is
+    blocked, still has its listener, and the kernel goes on giving it its part of the connections: only the supervisor can
+    notice. Invariant: a worker is given up only for silence that lasted while the supervisor itself was awake; after the
+    machine was suspended, all workers start with a clean slate.
+    """
 
     def __init__(self) -> None:
         self.due_at = 0.0
@@ -119,10 +121,8 @@ class Heartbeat:
         return orders
 
 
-# Collects the metrics of all workers whenever one of them is scraped, and sends it the sum.
-#
-# The supervisor does this, so that merging blocks no worker's loop, and because it outlives the workers and keeps the reports
-# of dead ones. Time comes in as an argument, messages through the places.
+# --- The sum of the workers' metrics ---
+
 
 ANSWER_S = 0.25
 """Seconds that a worker has to report its metrics for a scrape."""
@@ -139,7 +139,11 @@ class Round:
 
 
 class MetricsRounds:
-    """Runs the rounds one at a time, and keeps all reports."""
+    """Collects the metrics of all workers whenever one of them is scraped, and sends it the sum; one round at a time.
+
+    The supervisor does this, so that merging blocks no worker's loop, and because it outlives the workers and keeps the
+    reports of dead ones. Messages go through the places.
+    """
 
     def __init__(self, places: Sequence[ListenerPlace]) -> None:
         self._places = places
@@ -197,6 +201,9 @@ class MetricsRounds:
         ]
         for place in done.askers:
             place.send({"do": "show", "families": families})
+
+
+# --- The process ---
 
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 30.0

@@ -1,7 +1,8 @@
-"""A request of Messages as a chat completion: parts, thoughts, later instructions, turns, and the request around them.
+"""A request of Messages as a chat completion.
 
-Turns of one role that follow each other are one, as Anthropic has it. Calls and results are paired: what cannot be is refused
-by its place and never repaired in silence.
+In this order: the blocks of messages and results (`Parts`), what a model thought, instructions between the messages, turns
+(`Turns`), and the request around them. Turns of one role that follow each other are one, as Anthropic has it. Invariant:
+calls and results are paired; what cannot be is refused by its place and never repaired in silence.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gateway.dialects.schema_tools.tools import (
     shortened,
 )
 
-# The blocks of a user's message, and of a tool's result, as parts of a chat completion's.
+# --- The blocks of a user's message, and of a tool's result, as parts ---
 
 
 BREAKPOINT: Final[Json] = {"mode": "explicit"}
@@ -40,7 +41,7 @@ _PDF: Final = "application/pdf"
 
 
 class Parts:
-    """Converts blocks for one target."""
+    """Converts blocks of Messages into parts of a chat completion, for one target."""
 
     def __init__(self, facts: ServerFacts) -> None:
         self._facts = facts
@@ -175,11 +176,7 @@ def _found(block: Json, place: str) -> list[Json]:
     return [{"type": "text", "text": "\n".join(filter(None, lines))}]
 
 
-# What a model thought, on its way through a client of Messages and back.
-#
-# Such clients repeat thinking blocks as they got them, with their signatures. Reasoning that nobody signed gets a mark of
-# ours in the signature's place, because clients refuse an empty one; what another provider wants back with the conversation
-# rides in the mark. A marked block is for its own target only: `without_marks` takes it out of what goes to Anthropic.
+# --- What a model thought, on its way through a client of Messages and back ---
 
 
 MARK: Final = "gw1."
@@ -193,7 +190,13 @@ _FOREIGN_THOUGHT: Final = Gap("messages.thinking", How.DROPPED, NOT_ITS_OWN)
 
 
 def marked(holds: Json | None = None) -> str:
-    """Returns a mark, and in it what is to come back; what is nested too deeply to be written again is not."""
+    """Returns a mark, and in it what is to come back; what is nested too deeply to be written again is not.
+
+    Clients of Messages repeat thinking blocks as they got them, with their signatures. Reasoning that nobody signed gets a
+    mark of ours in the signature's place, because clients refuse an empty one; what another provider wants back with the
+    conversation rides in the mark. A marked block is for its own target only: `without_marks` takes it out of what goes to
+    Anthropic.
+    """
     try:
         return MARK + (urlsafe_b64encode(orjson.dumps(holds)).decode() if holds else "")
     except orjson.JSONEncodeError:
@@ -337,10 +340,7 @@ def _is_mark(signature: str) -> bool:
     return signature.startswith(MARK)
 
 
-# Instructions between the messages, which some models of Anthropic's take, and other servers refuse.
-#
-# Coding agents put them behind the user's turn: a file that has changed, a tool that has come. They stay in their place, for
-# their meaning depends on it, as words of the user; what stands between a call and its result follows the result.
+# --- Instructions between the messages, which some of Anthropic's models take, and other servers refuse ---
 
 
 SYSTEM_GAP: Final = Gap(
@@ -352,7 +352,9 @@ MOVED_GAP: Final = Gap("messages.system", How.APPROXIMATED, "instructions before
 def with_later_system(messages: Any, *, is_taken: bool) -> tuple[Any, list[Gap]]:
     """Returns the messages as a target takes them, and what that loses; the same ones where no turn is the system's.
 
-    `is_taken`: the target takes instructions between the messages.
+    Coding agents put instructions behind the user's turn: a file that has changed, a tool that has come. They stay in their
+    place, for their meaning depends on it, as words of the user; what stands between a call and its result follows the
+    result. `is_taken`: the target takes instructions between the messages.
     """
     if type(messages) is not list or not any(type(one) is dict and one.get("role") == "system" for one in messages):
         return messages, []
@@ -435,24 +437,32 @@ def without_system_turns(body: bytes) -> tuple[bytes, list[Gap]]:
     return (written({**parsed, "messages": made}, body), lost) if lost else (body, [])
 
 
+# --- Turns ---
+
+
 _INSTRUCTIONS: Final = "<system>"
 _ERROR: Final = "Error: "
 _BETWEEN_THOUGHTS: Final = "\n\n"
 
 
 class Turns:
-    """Puts the messages of one request together."""
+    """Puts the messages of one request together.
+
+    Each result of a tool becomes a message of its own, in order and before the rest of its turn
+    (braintrustdata/lingua#166); pictures in one follow in the user's message, because chat completions take them from users
+    only (BerriAI/litellm#6953).
+    """
 
     def __init__(self, facts: ServerFacts) -> None:
         self._facts = facts
         self._parts = Parts(facts)
         self._made: list[Json] = []
         self._turn: _Turn | None = None
-        """The model's, which is being put together."""
+        """The model's turn that is being put together."""
         self._unanswered: dict[str, str] = {}
         """The calls whose results have to come next: their ids, and where they stand."""
         self._pictures: list[Json] = []
-        """Of tools' results, for which the target has no place there."""
+        """Pictures of tools' results, for which the target has no place there."""
         self._later: list[Json] = []
         """What the user says besides, which follows the results."""
 
@@ -650,15 +660,12 @@ def _failed(made: Json) -> Json:
     return made | {"content": [note, *content] if isinstance(content, list) else _ERROR + content}
 
 
-# A request of Messages as a chat completion.
-#
-# Each result of a tool becomes a message of its own, in order and before the rest of its turn (braintrustdata/lingua#166);
-# pictures in one follow in the user's message, because chat completions take them from users only (BerriAI/litellm#6953). The
-# line by which Claude Code is billed changes with each request and would defeat every cache of prefixes
-# (1rgs/claude-code-proxy#99): it is left out.
+# --- The request around them ---
 
 
 BILLING: Final = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE | re.IGNORECASE)
+"""The line by which Claude Code is billed; it is left out, because it changes with each request and would defeat every cache of
+prefixes (1rgs/claude-code-proxy#99)."""
 _BY_BUDGET: Final = ((2048, "low"), (10_000, "medium"), (16_384, "high"))
 _TIERS: Final = {"auto": "auto", "standard_only": "default"}
 _CHOICES: Final = {"any": "required", "auto": "auto", "none": "none"}

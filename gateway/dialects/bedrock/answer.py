@@ -1,4 +1,7 @@
-"""An answer of Converse's as a chat completion: its blocks become one message, its counts all that was read and written."""
+"""An answer of Converse's as a chat completion: its blocks become one message, its counts all that was read and written.
+
+In this order: a whole answer, the frames of AWS's event streams (`FrameReader`), the stream (`ConverseAsChat`).
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,9 @@ from gateway.dialects.bedrock.options import ContentRecorder, keep_content
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.streams import NO_ARGUMENTS, TOO_LONG, UNCONVERTIBLE, ChatStreamWriter, OpenTool, chat_head
 
+# --- A whole answer ---
+
+
 _FINISH: Final = {
     "content_filtered": "content_filter",
     "guardrail_intervened": "content_filter",
@@ -41,7 +47,7 @@ _FINISH: Final = {
 """The finish reason of a chat completion, by why the model stopped; one that is not known stays as it is."""
 _MALFORMED_REASONS: Final = ("malformed_model_output", "malformed_tool_use")
 OWN_FORMAT: Final = "bedrock-converse-v1"
-"""Of encrypted thoughts that are no text, as Anthropic's are, under Bedrock's base64."""
+"""The `format` of encrypted thoughts that are no text, as Anthropic's are, under Bedrock's base64."""
 
 
 def chat_of_converse(sent: ConvertedRequest, body: Json) -> Json:
@@ -156,16 +162,11 @@ def usage_of(answer: Json) -> Usage | None:
     return usage
 
 
-# The frames of an event stream of AWS's, which is no text: each has its length, headers, payload and two checksums.
-#
-#     total u32 | headers u32 | crc32 of those 8 bytes | headers | payload | crc32 of all before
-#
-# All numbers are big-endian. A header is a name (u8 length), a type, and a value; those that matter here are strings (type 7,
-# u16 length). Source: `application/vnd.amazon.eventstream`, Smithy's specification "Amazon Event Stream".
+# --- The frames of AWS's event streams ---
 
 
 MOST_FRAME_BYTES: Final = 16 * 1024 * 1024
-"""The longest frame that is waited for."""
+"""The bytes of the longest frame that is waited for."""
 _PRELUDE_BYTES: Final = 12
 _LEAST_BYTES: Final = _PRELUDE_BYTES + 4
 _unpack: Final = Struct(">III").unpack_from
@@ -176,7 +177,13 @@ _MOST_KNOWN: Final = 64
 
 
 class Frame(NamedTuple):
-    """One frame, whose checksums are right."""
+    """One frame, whose checksums are right.
+
+        total u32 | headers u32 | crc32 of those 8 bytes | headers | payload | crc32 of all before
+
+    All numbers are big-endian. A header is a name (u8 length), a type, and a value; those that matter here are strings
+    (type 7, u16 length). Source: `application/vnd.amazon.eventstream`, Smithy's specification "Amazon Event Stream".
+    """
 
     event: str | None
     """The event's name; None: the frame is no event but an error."""
@@ -186,7 +193,7 @@ class Frame(NamedTuple):
 
 
 _FRAME: Final = cast("Callable[[tuple[Any, ...]], Frame]", partial(tuple.__new__, Frame))
-"""Makes one in a third of the time: there are as many as words."""
+"""Makes a frame in a third of the time: there are as many as words."""
 
 
 class BadFrame(Exception):
@@ -194,7 +201,7 @@ class BadFrame(Exception):
 
 
 class FrameReader:
-    """Holds back what is no whole frame yet."""
+    """Cuts bytes into frames, and holds back what is no whole frame yet."""
 
     __slots__ = ("_known", "_pending", "_wanted", "fault")
 
@@ -290,17 +297,18 @@ def headers_in(head: bytes) -> Mapping[str, str]:
     return found
 
 
-# The frames of a streamed answer of Converse's as the stream of a chat completion.
-#
-# The end is `metadata`, which has the counts and comes last; a stream that ends behind `messageStop` has ended, too, and any
-# other was cut. What is unknown is left out.
+# --- The stream ---
 
 
 _UNREADABLE: Final = TOO_LONG
 
 
 class ConverseAsChat:
-    """Reads the frames of an answer; implements `base.Reader`."""
+    """Reads the frames of an answer; implements `base.Reader`.
+
+    The end is `metadata`, which has the counts and comes last; a stream that ends behind `messageStop` has ended, too, and
+    any other was cut. What is unknown is left out.
+    """
 
     def __init__(self, sent: ConvertedRequest) -> None:
         self._sent = sent

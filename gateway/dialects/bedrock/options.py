@@ -1,8 +1,10 @@
-"""The options of a chat completion as Converse has them: how much the model may say, how it thinks, samples and is formatted.
+"""The options of a chat completion as Converse has them, and the parts and turns that they share with its request.
 
-What all models have in common stands in `inferenceConfig`, `toolConfig` and `outputConfig`; what a family has of its own goes
-under its maker's names into `additionalModelRequestFields`, where an unknown one is refused. What a model takes is told by its
-facts and by nothing else. Nothing here raises. Source: the service model of `bedrock-runtime`, 2023-09-30.
+In this order: parts of messages as blocks (`Blocks`), the options (`ConverseOptions`), turns of Claude's that are
+remembered. What all models have in common stands in `inferenceConfig`, `toolConfig` and `outputConfig`; what a family has
+of its own goes under its maker's names into `additionalModelRequestFields`, where an unknown one is refused. What a model
+takes follows from its facts and from nothing else. Nothing here raises. Source: the service model of `bedrock-runtime`,
+2023-09-30.
 """
 
 from __future__ import annotations
@@ -31,10 +33,7 @@ from gateway.dialects.schema_tools.chat_parts import (
 from gateway.dialects.schema_tools.schema import requested_form
 from gateway.dialects.schema_tools.tools import is_call_forced
 
-# Parts of a chat completion's messages as Converse's content blocks, and the points at which its cache of prompts is to keep.
-#
-# Text that is empty or white space is left out: a block of it is refused for as long as it stays in the conversation
-# (NousResearch/hermes-agent#55092). Data goes on as base64; what is only a URL has no place there, for nothing is fetched.
+# --- Parts as content blocks, and the points at which the cache of prompts is to keep ---
 
 
 DOCUMENTS: Final = {
@@ -50,7 +49,7 @@ DOCUMENTS: Final = {
 }
 """The formats of documents, by their media types."""
 MOST_MARKS: Final = 4
-"""A request with more points for the cache is refused."""
+"""The points for the cache that a request may have; one with more is refused."""
 _NAME_CHARS: Final = 200
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9 ()\[\]-]+")
 _ENDING: Final = re.compile(r"\.[A-Za-z0-9]{1,5}$")
@@ -95,7 +94,12 @@ def words_beside(blocks: list[Json]) -> Json | None:
 
 
 class Blocks:
-    """Makes blocks of parts; the names of documents are unique in one request."""
+    """Makes blocks of parts; the names of documents are unique in one request.
+
+    Text that is empty or white space is left out: a block of it is refused for as long as it stays in the conversation
+    (NousResearch/hermes-agent#55092). Data goes on as base64; what is only a URL has no place there, for nothing is
+    fetched.
+    """
 
     def __init__(self) -> None:
         self.has_points = False
@@ -165,6 +169,9 @@ def _picture(part: Json, place: str) -> Json:
         message = f"'{place}' must be a PNG, JPEG, GIF or WebP in a 'data:' URL; this model's provider fetches nothing."
         raise InvalidRequest(message, param=place)
     return {"image": {"format": media.type.removeprefix("image/"), "source": {"bytes": media.data}}}
+
+
+# --- The options ---
 
 
 _CLAUDES: Final[tuple[str, ...]] = (
@@ -406,10 +413,7 @@ def _is_metadata(name: str, value: Any) -> bool:
     return isinstance(value, str) and all(_METADATA.fullmatch(one) is not None for one in (name, value))
 
 
-# The content of a turn of Claude's at Bedrock, whole: how it is remembered from an answer, and put back into a request.
-#
-# As with Messages, who repeats such a turn in another order is refused (see `anthropic/out_thoughts.py`); the blocks are
-# Converse's own. What a model of another maker thought is signed by nobody, and does not go back.
+# --- Turns of Claude's, remembered from an answer and put back into a request ---
 
 
 _KNOWN: Final = frozenset(("text", "toolUse", "reasoningContent"))
@@ -417,7 +421,11 @@ _KNOWN: Final = frozenset(("text", "toolUse", "reasoningContent"))
 
 
 def keep_content(content: list[Any], memory: TurnMemory | None) -> None:
-    """Remembers the content of a whole answer, if there are calls in it."""
+    """Remembers the content of a whole answer, if there are calls in it.
+
+    As with Messages, who repeats such a turn in another order is refused (see `anthropic/out_thoughts.py`); the blocks are
+    Converse's own. What a model of another maker thought is signed by nobody, and does not go back.
+    """
     if memory is None:
         return
     blocks = objects(content)

@@ -1,7 +1,8 @@
-"""The contents of a generateContent request as the messages of a chat completion.
+"""A generateContent request as a chat completion.
 
-Contents of one role that follow each other are one turn. Results are paired with calls by their ids, and where there are none
-by the tools' names, in order; what cannot be is refused by its place.
+In this order: parts that a user says, contents as messages (`ContentsOfCaller`), the model in the path, schemas, and the
+request around them. Contents of one role that follow each other are one turn. Invariant: results are paired with calls by
+their ids, and where there are none by the tools' names, in order; what cannot be is refused by its place.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gateway.dialects.schema_tools.chat_parts import type_of_name
 from gateway.dialects.schema_tools.schema import SchemaTooDeep, object_schema, size_of, strict_schema
 from gateway.dialects.schema_tools.tools import OPENAIS, SEARCH
 
-# Parts of a content that a user says, as parts of a chat completion's message. Nothing is decoded or fetched.
+# --- Parts that a user says; nothing is decoded or fetched ---
 
 
 FORMATS: Final = {
@@ -76,6 +77,9 @@ def at_place(url: str, kind: str) -> Json:
         return {"type": "image_url", "image_url": {"url": url}}
     ending = _ENDINGS.get(kind) or kind.rpartition("/")[2]
     return {"type": "file", "file": {"filename": f"file.{ending}", "file_data": url}}
+
+
+# --- Contents as messages ---
 
 
 _USERS: Final = frozenset(("user", "function", "tool"))
@@ -267,16 +271,18 @@ class _ModelsTurn:
         return made if text or len(made) > 2 else None
 
 
-# Gemini's callers name the model in the path, and by its last word whether they want a stream.
-#
-# Inside the gateway both stand in front of the body (`registry.front_of`), where all other languages have them.
+# --- The model and the stream, which Gemini's callers name in the path ---
 
 
 _FRONT: Final = re.compile(rb'\{"model":"(?:[^"\\]|\\.)*+"(,"stream":true)?,?')
 
 
 def taken_out(body: bytes) -> tuple[bool, bytes]:
-    """Returns whether a stream is asked for, and the body without its front, as it came from the caller."""
+    """Returns whether a stream is wanted, and the body without its front, as it came from the caller.
+
+    Gemini's callers name the model in the path, and by its last word whether they want a stream. Inside the gateway both
+    stand in front of the body (`registry.front_of`), where all other languages have them, as `model` and `stream`.
+    """
     found = _FRONT.match(body)
     if found is None:  # edited by the config, and so written anew
         parsed = orjson.loads(body)
@@ -285,7 +291,7 @@ def taken_out(body: bytes) -> tuple[bool, bytes]:
     return found.group(1) is not None, without_marks(b"{" + body[found.end() :])
 
 
-# Gemini's own schemas, a part of OpenAPI 3.0's, as JSON Schemas. Source: the Gemini API's reference, Schema.
+# --- Schemas: Gemini's own, a part of OpenAPI 3.0's, as JSON Schemas ---
 
 
 MOST_DEPTH: Final = 60
@@ -297,7 +303,10 @@ _NOT_THERE: Final = frozenset(("nullable", "propertyOrdering"))
 
 
 def json_schema(schema: Any, depth: int = MOST_DEPTH) -> Any:
-    """Returns a schema of theirs as a JSON Schema; one that is a JSON Schema already stays what it is."""
+    """Returns a schema of Gemini's as a JSON Schema; one that is a JSON Schema already stays what it is.
+
+    Source: the Gemini API's reference, Schema.
+    """
     if not isinstance(schema, dict) or not depth:
         return schema
     given, made = camel(schema), dict[str, Any]()
@@ -341,9 +350,7 @@ def _nullable(made: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-# A generateContent request as a chat completion.
-#
-# The request has the model and whether it is streamed in its path; here they stand in the body, as `model` and `stream`.
+# --- The request around them ---
 
 
 _JSON: Final = "application/json"

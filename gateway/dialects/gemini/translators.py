@@ -1,4 +1,7 @@
-"""Callers of chat completions at targets that speak generateContent: what of a call it cannot say, and counts of tokens."""
+"""Callers of chat completions at targets that speak generateContent.
+
+In this order: what of a chat completion it cannot say, the translator (`ChatOverGenerate`), counts of tokens.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,8 @@ from gateway.dialects.memory import IN_ID, gaps_of_foreign
 from gateway.dialects.schema_tools.chat_parts import NO_OPTION, OPENAIS_ALONE, gaps_of_chat, outline, type_of_name
 from gateway.dialects.schema_tools.tools import GEMINIS, gaps_of_names, with_allowed_names
 
-# What of a chat completion generateContent cannot say, field by field, with the reason.
-#
-# Source: the Gemini API's reference, and what others lost in silence (earendil-works/pi#1446, vercel/ai#18982).
+# --- What of a chat completion generateContent cannot say, field by field, with the reason ---
+
 
 CHAT_ONLY: Final[FieldGaps] = {
     **OPENAIS_ALONE,
@@ -64,7 +66,10 @@ _NOT_ITS_OWN: Final = "signatures go back to the provider that made them, and to
 
 
 def gaps_at_top(body: Json) -> list[Gap]:
-    """Returns the gaps among the fields that no model knows; those that are unknown to us have no name of their own."""
+    """Returns the gaps among the fields that no model knows; those that are unknown to us have no name of their own.
+
+    Source: the Gemini API's reference, and what others lost in silence (earendil-works/pi#1446, vercel/ai#18982).
+    """
     found = gaps_of_chat(body, _SETTLED, CHAT_ONLY)
     modalities = body.get("modalities")
     if modalities is not None and not (isinstance(modalities, list) and all(one in _ANSWERS for one in modalities)):
@@ -162,6 +167,9 @@ def _of_mark() -> Gap:
     return Gap("cache_control", How.DROPPED, "the target keeps beginnings of prompts by itself")
 
 
+# --- The translator ---
+
+
 class ChatOverGenerate:
     """Serves a caller of chat completions by generateContent; implements `base.Translator`."""
 
@@ -191,9 +199,7 @@ def _gaps(body: Json, echoed: Json, facts: ServerFacts, settled: GenerateOptions
     return once(found + settled.gaps + gaps_at_top(echoed) + gaps_of_messages(echoed, facts))
 
 
-# Questions for the tokens of a request of Messages, put to models of Google's: what they would be sent is counted there.
-#
-# Source: the Gemini API's reference, `countTokens`, which takes a whole request, and Vertex AI's, which takes parts of one.
+# --- Counts of tokens for callers of Messages ---
 
 
 _COUNTED: Final = ("contents", "systemInstruction", "tools")
@@ -202,7 +208,10 @@ _MOST_TOKENS: Final = 1
 
 
 class CountsOfGenerate(CountingTranslator):
-    """Asks the Gemini API; implements `base.Translator`."""
+    """Asks the Gemini API for the tokens of what it would be sent; implements `base.Translator`.
+
+    Source: the Gemini API's reference, `countTokens`, which takes a whole request.
+    """
 
     count_field = "totalTokens"
 
@@ -220,7 +229,7 @@ class CountsOfGenerate(CountingTranslator):
 
 
 class CountsAtVertexAI(CountsOfGenerate):
-    """Asks Vertex AI of models of Google's own."""
+    """Asks Vertex AI for the tokens of models of Google's own. Its `countTokens` takes parts of a request (its reference)."""
 
     def _question(self, counted: Json, body: Json) -> Json:
         return counted

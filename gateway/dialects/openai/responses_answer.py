@@ -1,6 +1,7 @@
 """A chat completion as a response: what a model said, thought and called becomes items.
 
-The ids of the answer and of its items are made from `ConvertedRequest.id`, because chat completions name neither.
+In this order: a whole response, items that grow, the stream (`ChatAsResponses`). The ids of the answer and of its items are
+made from `ConvertedRequest.id`, because chat completions name neither.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from gateway.dialects.issuers import CarriedProofs
 from gateway.dialects.openai.responses_request import INPUT_NAME, TOOL_SEARCH, qualified
 from gateway.dialects.streams import ConvertingReader, data_of
 from gateway.products.responses.rules import ECHOED
+
+# --- A whole response ---
+
 
 _UNSAID: Final[Json] = {"description": None, "parameters": None, "strict": None}
 """What a function's tool repeats where its request said nothing."""
@@ -243,7 +247,7 @@ def _parts(message: Json, text: str, choice: Json) -> list[Json]:
     return parts
 
 
-# Items of a response that are open while a stream of chat completions is put into one.
+# --- Items that are open while a stream is put into a response ---
 
 
 class Growing:
@@ -258,14 +262,14 @@ class Growing:
         self._before = self._behind = self._tail = b""
 
     def begin(self, kind: str, where: Json, **rest: object) -> None:
-        """Says how events with more of it are called, and what they say of its place, and behind the piece."""
+        """Sets the name of events with more of it, what they have of its place, and what stands behind the piece."""
         self.where = where
         self._before = f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":'.encode()
         self._behind = b',%b,"delta":' % orjson.dumps(where)[1:-1]
         self._tail = (b",%b" % orjson.dumps(rest)[1:] if rest else b"}") + b"\n\n"
 
     def event(self, number: int, piece: str) -> bytes:
-        """Returns the event that tells this piece."""
+        """Returns the event with this piece."""
         return b"%b%d%b%b%b" % (self._before, number, self._behind, orjson.dumps(piece), self._tail)
 
 
@@ -354,13 +358,7 @@ class OpenCall(Growing):
         return call_item(self._sent, self.place, self.id, self.name, text, is_custom=self.is_custom)
 
 
-# The stream of a chat completion as the stream of a response.
-#
-#     created in_progress (item)* (completed | incomplete) | ... error
-#
-# Reasoning, text and calls become items as they come: a text or a reasoning ends when something else begins, calls end with the
-# answer, because several may come at once. Sequence numbers count up from 0; each item, part and text that is added is also
-# done. Nothing is held back but what goes through a function to a tool with free text, which is known at its end only.
+# --- The stream ---
 
 
 _KINDS: Final = {"content": "output_text", "reasoning_content": "reasoning_text", "reasoning": "reasoning_text"}
@@ -368,16 +366,24 @@ _KINDS: Final = {"content": "output_text", "reasoning_content": "reasoning_text"
 
 
 class ChatAsResponses(ConvertingReader):
-    """Reads pieces of a chat completion; implements `base.Reader`."""
+    """Reads pieces of a chat completion; implements `base.Reader`.
+
+        created in_progress (item)* (completed | incomplete) | ... error
+
+    Reasoning, text and calls become items as they come: a text or a reasoning ends when something else begins, calls end
+    with the answer, because several may come at once. Sequence numbers count up from 0; each item, part and text that is
+    added is also done. Nothing is held back but what goes through a function to a tool with free text, which is known at
+    its end only.
+    """
 
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
         self._number = self._events_sent = 0
-        """Of the next event; and of the first one that the event of the provider's became which is being read."""
+        """The numbers of the next event, and of the first one that the provider's event became which is being read."""
         self._begun: Json | None = None
         self._items: list[Json | None] = []
-        """By place; None while one is open."""
+        """The items by place; None while one is open."""
         self._open: OpenItem | None = None
         """The message or the reasoning that grows."""
         self._part: OpenPart | None = None

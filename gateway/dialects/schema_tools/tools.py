@@ -1,7 +1,9 @@
-"""Tools and turns of a chat completion: names, searches and functions, turns with calls and results in pairs, ids.
+"""Tools and turns of a chat completion.
 
-All providers pair calls and results by place: the results follow their calls at once, each call has one. What cannot be paired
-is refused by its place and never repaired in silence (openai/openai-agents-python#1797, RooCodeInc/Roo-Code#9700).
+In this order: names of tools, the provider's own search, turns with calls and results in pairs, functions, ids and names
+that two languages bound differently. All providers pair calls and results by place: the results follow their calls at once,
+each call has one. Invariant: what cannot be paired is refused by its place and never repaired in silence
+(openai/openai-agents-python#1797, RooCodeInc/Roo-Code#9700).
 """
 
 from __future__ import annotations
@@ -20,10 +22,7 @@ from gateway.core.openai.json_edit import mended_json
 from gateway.core.types import Gap, How
 from gateway.dialects.base import MOST_NAMED, Json, ServerFacts, object_of, objects, text_of
 
-# Names of tools, of which each language allows others: one that a target would refuse goes out by another one, and comes back.
-#
-# The other name is made from the first one alone, so that calls of former turns have it, too, and a provider's cache of prompts
-# finds the same beginning again.
+# --- Names of tools, of which each language allows others ---
 
 
 _NAME_DIGEST_BYTES: Final = 6
@@ -61,7 +60,9 @@ GAP: Final = Gap("tools.name", How.APPROXIMATED, "the target allows no such name
 def with_allowed_names(body: Json, form: NameForm) -> tuple[Json, Mapping[str, str]]:
     """Returns a chat completion whose tools have names of this form, and the names that were changed, by what they are now.
 
-    The request itself comes back where there is nothing to change. What makes no sense in it stays as it is.
+    A name that a target would refuse goes out by another one, and comes back. The other name is made from the first one
+    alone, so that calls of former turns have it, too, and a provider's cache of prompts finds the same beginning again. The
+    request itself comes back where there is nothing to change. What makes no sense in it stays as it is.
     """
     fullmatch = form.allowed.fullmatch
     changed = {name: form.of(name) for name in _names_in(body) if fullmatch(name) is None}
@@ -164,10 +165,7 @@ def is_call_forced(body: Json) -> bool:
     return choice == "required" or (isinstance(choice, dict) and choice.get("type", "function") == "function")
 
 
-# The search of the web that a provider runs by itself. Between two conversions it is a tool as Responses have it.
-#
-# Who offers a search does not demand one: where the target has none, the call goes without it. A choice that demands it is
-# refused.
+# --- The search of the web that a provider runs by itself ---
 
 
 SEARCH: Final = "web_search"
@@ -179,7 +177,11 @@ LESS_SEARCH: Final = Gap("tools.web_search", How.APPROXIMATED, "the target's sea
 
 
 def is_search(tool: Json) -> bool:
-    """Returns whether a tool, or the choice of one, is the provider's own search."""
+    """Returns whether a tool, or the choice of one, is the provider's own search.
+
+    Between two conversions a search is a tool as Responses have it. Who offers one does not demand it: where the target has
+    none, the call goes without it. A choice that demands it is refused.
+    """
     kind = tool.get("type")
     return type(kind) is str and kind.startswith(SEARCH)
 
@@ -204,6 +206,9 @@ def search_options(search: Json) -> Json:
     """Returns the options of a search that say something, those of domains (`filters`) among them."""
     given = {name: value for name, value in search.items() if name not in ("type", "filters")}
     return {name: value for name, value in (given | object_of(search.get("filters"))).items() if value}
+
+
+# --- Turns, with calls and results in pairs ---
 
 
 _ID_DIGEST_BYTES: Final = 12
@@ -244,11 +249,11 @@ class Turn(NamedTuple):
     message: Json
     """Empty for a run of results."""
     number: int
-    """Of the message, or the first one of the run."""
+    """The number of the message, or of the first one of the run."""
     calls: Sequence[ToolCall] = ()
-    """Of the assistant; all of them are answered in the next turn."""
+    """The calls of an assistant; all of them are answered in the next turn."""
     results: Sequence[ToolResult] = ()
-    """Of the tools, in their order."""
+    """The results of tools, in their order."""
 
     @property
     def place(self) -> str:
@@ -259,7 +264,7 @@ class Turn(NamedTuple):
 _TURN: Final = cast("Callable[[tuple[Any, ...]], Turn]", partial(tuple.__new__, Turn))
 _TOOL_CALL: Final = cast("Callable[[tuple[Any, ...]], ToolCall]", partial(tuple.__new__, ToolCall))
 _TOOL_RESULT: Final = cast("Callable[[tuple[Any, ...]], ToolResult]", partial(tuple.__new__, ToolResult))
-"""Make them in a third of the time: there are as many as messages."""
+"""These make turns, calls and results in a third of the time: there are as many as messages."""
 
 
 def turns(messages: Any) -> Iterator[Turn]:
@@ -299,6 +304,9 @@ def turns(messages: Any) -> Iterator[Turn]:
     _want_none(wanted, calling)
     if run:
         yield _TURN(("tool", {}, run[0].number, (), run))
+
+
+# --- Functions ---
 
 
 FUNCTIONS_ALONE: Final = "the target has functions alone as tools"
@@ -416,7 +424,8 @@ def _input(arguments: Any) -> Any:
     return {} if given is None else given  # models write `null` for a tool without parameters
 
 
-# Ids of calls and names of tools, which Messages and chat completions bound differently: there and back by computing anew.
+# --- Ids and names that Messages and chat completions bound differently: there and back by computing anew ---
+
 
 MOST_ID: Final = 40
 """The characters of a call's id that OpenAI takes."""
