@@ -1,8 +1,8 @@
 """Health, metrics and admin: what operators and their machines ask. None of it is on the hot path.
 
-First the views, read-only: admission and the health of targets as plain data, with times in seconds from now, never as
-monotonic instants. Then the routes. Health says whether the process lives and whether it takes calls; it never calls a
-provider. `/admin/*` needs the admin key and does not exist without one. Backups come last.
+In this order: views of admission, views of targets and costs, the routes, backups. Views are read-only and plain data, with
+times in seconds from now, never as monotonic instants. Health says whether the process lives and whether it takes calls; it
+never calls a provider. `/admin/*` needs the admin key and does not exist without one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from gateway.core.telemetry import CostTotals
 from gateway.core.types import LANES, Lane
 from gateway.routes import json_response
 
-# Limits, queue and pauses, for `/admin/*` and the gauges.
+# --- Limits, queue and pauses, for `/admin/*` and the gauges ---
 
 
 def show_limits(admission: Admission, now: float) -> dict[str, Any]:
@@ -170,14 +170,17 @@ def _predicted_s(line: WaitingLine, rank: int, tenant: str, now: float) -> float
     return None if wait_s == inf else round(max(0.0, wait_s), 3)
 
 
-# The health of targets and of the accounts that pay for them, and what calls have cost. Looking moves no breaker: an open one
-# whose time is over stays open until a call comes.
+# --- The health of targets and of the accounts that pay for them, and what calls have cost ---
+
 
 _THOUGHT = {True: "thinking_streams", False: "thinking_whole_answers"}
 
 
 def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> dict[str, dict[str, Any]]:
-    """Shows every target and every account of the config: breaker, failures, times, retries, pauses, and where it is used."""
+    """Shows every target and every account of the config: breaker, failures, times, retries, pauses, and where it is used.
+
+    Looking moves no breaker: an open one whose time is over stays open until a call comes.
+    """
     gates = admission.gates
     models, tokens = _uses(policy), _retry_tokens(policy)
     targets = {}
@@ -396,7 +399,8 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-# The routes: health, metrics, views and switches.
+# --- The routes: health, metrics, views and switches ---
+
 
 LIVE_PATHS = ("/healthz", "/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/health/readiness")
@@ -576,10 +580,7 @@ def require_admin(policies: Policies, request: Request) -> None:
         raise Unauthorised("This path needs the admin key as 'Authorization: Bearer <key>'.")
 
 
-# `GET /admin/state/backup` and `GET /admin/jobs/backup`: copies of the state file and the jobs file, made while calls go on.
-#
-# A copy is made beside its file, sent, and deleted, whatever becomes of the client; one that a killed process has left
-# goes at the next start. Behind the admin key: what is kept are answers, in clear.
+# --- Backups: copies of the state file and the jobs file, made while calls go on ---
 
 
 TOKEN_BYTES = 8
@@ -613,8 +614,11 @@ class _PassingFile(FileResponse):
 def backup_routes(
     policies: Policies, state: KeptFile | None, jobs: Callable[[], Awaitable[KeptFile | None]]
 ) -> list[BaseRoute]:
-    """Returns the two routes; where there is no file, `state` is None, or `jobs` gives None: the answer says what to do.
+    """Returns `GET /admin/state/backup` and `GET /admin/jobs/backup`, behind the admin key: what is kept are answers, in
+    clear.
 
+    A copy is made beside its file, sent, and deleted, whatever becomes of the client; one that a killed process has left
+    goes at the next start. Where there is no file, `state` is None, or `jobs` gives None: the answer says what to do.
     `jobs` raises JobsUnavailable.
     """
 

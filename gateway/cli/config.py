@@ -40,9 +40,8 @@ def compile_config(settings: Settings) -> PolicySnapshot:
     )
 
 
-# The gateway of this folder, as its config has it: where commands find it, and the key that opens its `/admin`.
-#
-# The config is read and not checked: who asks a gateway that runs is no concern of a mistake that has come into its file since.
+# --- The gateway of this folder: where commands find it, and the key that opens its `/admin` ---
+
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
 
@@ -51,10 +50,10 @@ class LocalGateway(NamedTuple):
     """Where the gateway of a config listens, and its admin key."""
 
     url: str
-    """For calls, jobs and batches."""
+    """The URL for calls, jobs and batches."""
     admin_url: str
     admin_key: str
-    """Empty where the config has none, or only its digest."""
+    """The key that opens `/admin`; empty where the config has none, or only its digest."""
     is_without_admin: bool = False
     """There is a config, and nothing is said of a key in it: its gateway has no `/admin`."""
 
@@ -62,7 +61,8 @@ class LocalGateway(NamedTuple):
 def local_gateway(options: argparse.Namespace, environ: Mapping[str, str]) -> LocalGateway:
     """Returns the gateway of `--config`, `GATEWAY_CONFIG` or `config.yaml`, by the defaults where there is no such file.
 
-    Raises pydantic's ValidationError where a variable such as `GATEWAY_PORT` has no usable value.
+    The config is read and not checked: who asks a gateway that runs is no concern of a mistake that has come into its file
+    since. Raises pydantic's ValidationError where a variable such as `GATEWAY_PORT` has no usable value.
     """
     settings = settings_of(options)
     found = read_document(settings.config, [])

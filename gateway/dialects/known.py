@@ -1,4 +1,7 @@
-"""What is known of models, by patterns of their names: the rows of `models.yaml` put together, and providers' own lists."""
+"""What is known of models, by patterns of their names: the rows of `models.yaml` put together, and providers' own lists.
+
+First the rows and how they hold (`ModelTable`), then how a list is read (`read_page`).
+"""
 
 from __future__ import annotations
 
@@ -152,10 +155,7 @@ def in_order(rows: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     return sorted(rows.items(), key=lambda row: len(row[0]))
 
 
-# What providers tell of their models in the list of them, as the fields of `ModelFacts` that follow from it.
-#
-# What a list does not say, or says in a way that is not known, leaves the rows of `models.yaml` as they are. Source: the
-# references of Anthropic's `GET /v1/models` and of the Gemini API's `models.list`.
+# --- Providers' own lists of their models, as fields of `ModelFacts` ---
 
 
 LISTS: Final = frozenset(("anthropic", "gemini"))
@@ -180,7 +180,11 @@ def first_page(dialect: str) -> bytes:
 
 
 def read_page(dialect: str, body: Json) -> ListPage:
-    """Returns what a page tells. Total on any JSON object."""
+    """Returns the models of a page, with the fields that follow from it. Total on any JSON object.
+
+    What a list does not say, or says in a way that is not known, leaves the rows of `models.yaml` as they are. Source: the
+    references of Anthropic's `GET /v1/models` and of the Gemini API's `models.list`.
+    """
     if dialect == "anthropic":
         facts = {text_of(one.get("id")): _of_claude(one) for one in objects(body.get("data"))}
         last = text_of(body.get("last_id")) if body.get("has_more") is True else ""

@@ -1,4 +1,7 @@
-"""What a target speaks, what conversions have to know of it, and what a call in another language loses on its way there."""
+"""What a target speaks, what conversions have to know of it, and what a call in another language loses on its way there.
+
+At the end: what a request shows a model besides text, and what of it a model is known not to take.
+"""
 
 from __future__ import annotations
 
@@ -207,10 +210,7 @@ def _gap_of_endpoint(name: str, _body: Json) -> Sequence[Gap]:
     return (Gap(f"the endpoint '{name}'", How.REFUSED, "the provider has no such endpoint"),)
 
 
-# What a request shows a model besides text, and what of it a model is known not to take.
-#
-# One look at the parts, in whichever language the request is. Only asked where something is known of the model; what has no
-# kind that is known here is the conversion's own business.
+# --- What a request shows a model besides text ---
 
 
 _KINDS: Final = {
@@ -231,7 +231,11 @@ _MOST_PARTS: Final = 4096
 
 
 def gaps_of_modalities(body: Json, reads: tuple[str, ...]) -> list[Gap]:
-    """Returns what of a request a model cannot take that takes text and `reads` alone, each kind of part once."""
+    """Returns what of a request a model cannot take that takes text and `reads` alone, each kind of part once.
+
+    The parts are looked at once, in whichever language the request is, and only where something is known of the model; what
+    has no kind that is known here is the conversion's own business.
+    """
     found: dict[str, Gap] = {}
     for name in ("messages", "input"):
         items = body.get(name)

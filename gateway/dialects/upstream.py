@@ -1,8 +1,9 @@
 """An upstream that speaks another language than its callers: converts what goes there and what comes back.
 
-It stands beside a target's own upstream, which has all calls that need no conversion. That a server does not know a path is
-learned from its answer, for ten minutes: then its calls are converted without asking it first. Errors come back as the
-server wrote them, because the tables of errors read those.
+In this order: how calls are converted (`Converting`, `ConversationWire`, `Languages`, `ConvertedAnswer`), how a call is
+addressed, bodies that come compressed. The upstream stands beside a target's own, which has all calls that need no
+conversion. That a server does not know a path is learned from its answer, for ten minutes: then its calls are converted
+without a try there first. Errors come back as the server wrote them, because the tables of errors read those.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ LARGE_BYTES = 1_000_000
 _THROUGH_CHAT: Final = ("messages", "generate")
 """Languages that reach a target of OpenAI's two by the first of these that it has."""
 LARGE_EVENT_BYTES = 131_072
-"""So is an event of a stream: whatever this much was held back for, before it came to its end."""
+"""The bytes held back for an event of a stream from which on it, too, is converted in a thread."""
 _FRAMES: Final = b"application/vnd.amazon.eventstream"
 """The content type of streams that are no event streams, and become some."""
 _HALF: Final = Gap("answer", How.APPROXIMATED, "half of a surrogate pair stands alone in it; it is told as U+FFFD")
@@ -579,7 +580,7 @@ class ConvertedAnswer:
             yield converted
 
 
-# A call put where a target in another language, or with another way to name its model, takes it.
+# --- A call, addressed as a target in another language, or with another name for its model, takes it ---
 
 
 MARK: Final = b'"gw1.'
@@ -590,7 +591,7 @@ OF_MESSAGES: Final = (PATHS["messages"], PATHS[COUNTS])
 _ANTHROPICS: Final = b"anthropic-"
 """Begins the headers that mean something to Anthropic's Messages alone."""
 _TOKENS: Final = b"sk-ant-oat"
-"""What begins like this is no key, but a token of a login at Anthropic."""
+"""The beginning of what is no key, but a token of a login at Anthropic."""
 
 
 def addressed(outgoing: Outgoing, pair: Pair, sent: ConvertedRequest, body: bytes) -> Outgoing:
@@ -647,26 +648,27 @@ def unmarked(outgoing: Outgoing, *, takes_system: bool = True) -> Outgoing:
     return replace(outgoing, body=made)
 
 
-# Bodies that come compressed although `identity` was asked for: unpacked as they arrive, a bounded piece at a time.
-#
-# gzip (RFC 1952) and deflate (RFC 1950, and the bare RFC 1951 that some servers send). Errors are `httpx.DecodingError`:
-# another request would be answered in the same way. Invariant: whatever a body says, no more than a piece of it is unpacked
-# at once.
+# --- Bodies that come compressed although `identity` was wanted ---
 
 
 PIECE_BYTES = 16 * 1024
 """The bytes that are unpacked, and read by whoever converts or checks them, in one turn of the loop."""
 FREE_BYTES = 16_000_000
-"""A body may unpack to so many bytes however small it was ..."""
+"""The bytes that a body may unpack to, however small it was ..."""
 MAX_RATIO = 100
-"""... and to so many times its size beyond that. Text packs 3 to 10 times, a bomb a thousand times."""
+"""... and how many times its size beyond that. Text packs 3 to 10 times, a bomb a thousand times."""
 _GZIP_OR_ZLIB, _BARE = 32 + zlib.MAX_WBITS, -zlib.MAX_WBITS
 _CODINGS = frozenset((b"gzip", b"x-gzip", b"deflate"))
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def unpacked(chunks: AsyncIterator[bytes], codings: bytes) -> AsyncIterator[bytes]:
-    """The body without its `content-encoding`. Raises DecodingError at once where that is not known, else while it is read."""
+    """Returns the body without its `content-encoding`; it is unpacked as it arrives, a bounded piece at a time.
+
+    Known are gzip (RFC 1952) and deflate (RFC 1950, and the bare RFC 1951 that some servers send). Raises DecodingError at
+    once for another coding, else while the body is read: another request would be answered in the same way. Invariant:
+    whatever a body says, no more than a piece of it is unpacked at once.
+    """
     coding = codings.strip().lower()
     if coding == b"identity" or not coding:
         return chunks

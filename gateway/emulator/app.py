@@ -1,8 +1,8 @@
 """The emulator as one ASGI callable, and the server that serves it on loopback.
 
-`Emulator.__call__` and `_generate` are the life of a call, top to bottom: find the endpoint, admit the call, play the
-answer. Invariant: a call is counted on arrival and at its end, exactly once each, however it ends. The server stands at the
-end; only it knows sockets.
+In this order: the life of a call (`Emulator.__call__` and `_generate`, top to bottom: find the endpoint, admit the call,
+play the answer), the `/__emulator` endpoints, the server, which alone knows sockets. Invariant: a call is counted on
+arrival and at its end, exactly once each, however it ends.
 """
 
 from __future__ import annotations
@@ -355,8 +355,8 @@ async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "lifespan.shutdown.complete"})
 
 
-# The `/__emulator` endpoints: read the counters, change what happens next. For tests and demos, so without a key; the emulator
-# listens on loopback. A change is applied whole or, with a 400 that names every bad field, not at all.
+# --- The `/__emulator` endpoints: read the counters, change what happens next ---
+
 
 PREFIX = "/__emulator/"
 _METHODS: Mapping[str, tuple[str, ...]] = {
@@ -381,7 +381,11 @@ class Controlled(Protocol):
 
 
 def control(emulator: Controlled, call: EmulatedCall) -> EmulatedReply:
-    """Answers one control call whose body has been read; raises ProblemError."""
+    """Answers one control call whose body has been read; raises ProblemError.
+
+    The endpoints are for tests and demos, so without a key; the emulator listens on loopback. A change is applied whole or,
+    with a 400 that names every bad field, not at all.
+    """
     name = call.path.removeprefix(PREFIX)
     methods = _METHODS.get(name)
     if methods is None:
@@ -467,14 +471,8 @@ def _bad(text: str) -> ProblemError:
     return ProblemError(EmulatedProblem(400, text, param=text.partition(":")[0], code="invalid_value"))
 
 
-# Serves the emulator on loopback, inside a loop that is already running, on a port that can fail as a whole.
-#
-# `Listener` refuses connections, resets them, or leaves them unanswered. A port that refuses stays bound, so that no other
-# process gets it; one that swallows connections listens with a full queue, which on Linux leaves every new connection without
-# an answer. `EmulatorServer` uses uvicorn's HTTP protocol without uvicorn's server: no signal handlers, no 100 ms ticks, and a
-# stop that drops every connection at once. The protocol hands its transport to the app, because resets and wrong framing have
-# no ASGI message. Invariants: the fault that was wanted last is in force once `settle` returns; after `stop` nothing of the
-# server is left in the loop.
+# --- The server, inside a loop that is already running, on a port that can fail as a whole ---
+
 
 _BACKLOG = 4096
 _FILLERS = 2  # a queue of length zero holds one connection
@@ -491,7 +489,12 @@ class Connection(Protocol):
 
 
 class Listener:
-    """The sockets of one server; `connections` are those that are open."""
+    """The sockets of one server; `connections` are those that are open.
+
+    It refuses connections, resets them, or leaves them unanswered. A port that refuses stays bound, so that no other
+    process gets it; one that swallows connections listens with a full queue, which on Linux leaves every new connection
+    without an answer.
+    """
 
     def __init__(
         self, make_protocol: Callable[[], asyncio.Protocol], connections: Callable[[], Iterable[Connection]]
@@ -608,7 +611,10 @@ _STOP_PATIENCE_S = 1.0
 
 
 class EmulatorProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol that puts its transport and the open connections into the scope."""
+    """Uvicorn's protocol that puts its transport and the open connections into the scope.
+
+    The app gets the transport, because resets and wrong framing have no ASGI message.
+    """
 
     is_control = False
 
@@ -632,7 +638,12 @@ class ResettingProtocol(asyncio.Protocol):
 
 
 class EmulatorServer:
-    """One emulator on one port of loopback; port 0 takes a free one."""
+    """One emulator on one port of loopback; port 0 takes a free one.
+
+    It uses uvicorn's HTTP protocol without uvicorn's server: no signal handlers, no 100 ms ticks, and a stop that drops
+    every connection at once. Invariants: the fault that was wanted last is in force once `settle` returns; after `stop`
+    nothing of the server is left in the loop.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
 """A gateway in this process: alone until a signal ends it, beside a command that blocks, or as one worker of several.
 
-A worker runs on the listeners of its supervisor, which commands it through the channel. Signals are the supervisor's business:
-a worker ignores SIGINT and SIGHUP, which a terminal sends to the whole group, and SIGTERM, which some service managers send
-to all, drains it but never hurries it. When the channel ends, the supervisor has died: the worker then stops listening, so
-that another gateway can have the port, and drains.
+In this order: the metrics of all workers merged into one set, a gateway alone (`serve`, `running`), a worker (`Worker`). A
+worker runs on the listeners of its supervisor, which commands it through the channel. Signals are the supervisor's
+business: a worker ignores SIGINT and SIGHUP, which a terminal sends to the whole group, and SIGTERM, which some service
+managers send to all, drains it but never hurries it. When the channel ends, the supervisor has died: the worker then stops
+listening, so that another gateway can have the port, and drains.
 """
 
 from __future__ import annotations
@@ -38,11 +39,8 @@ from gateway.core.types import Server
 from gateway.settings import Settings
 from gateway.workers.channel import MOST_UNREAD_BYTES, STACK_SIGNAL, LockedLog, Message, pack
 
-# Merges the metrics of all workers into one set; pure.
-#
-# Counters and histograms are summed; gauges are merged by the rules in this module. Invariant: no counter of the fleet ever
-# goes back, whichever worker dies or is late: the last report of a late or dead worker still counts. A dead worker's counts
-# since its last report are lost with it; its gauges are dropped at once.
+# --- The metrics of all workers, merged into one set; pure ---
+
 
 Family = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
 """A metric family as a channel carries it: name, documentation, type, and samples of name, labels and value."""
@@ -107,7 +105,12 @@ _Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class Fleet:
-    """The metrics that all workers have reported."""
+    """The metrics that all workers have reported.
+
+    Counters and histograms are summed; gauges are merged by `ADDED`, `LEAST` and `MOST`. Invariant: no counter of the fleet
+    ever goes back, whichever worker dies or is late: the last report of a late or dead worker still counts. A dead worker's
+    counts since its last report are lost with it; its gauges are dropped at once.
+    """
 
     def __init__(self) -> None:
         self._reports: dict[int, list[Family]] = {}
@@ -190,6 +193,9 @@ def families_of(message: Mapping[str, Any]) -> list[Family]:
     return [(name, text, kind, samples) for name, text, kind, samples in message["families"]]
 
 
+# --- A gateway alone ---
+
+
 async def serve(settings: Settings, environ: Mapping[str, str], *, only_works: bool = False) -> int:
     """Runs a gateway until SIGTERM or SIGINT; returns the exit code. A second signal skips the waiting.
 
@@ -270,6 +276,9 @@ FAILED, UNUSABLE = 1, 2
 """Exit codes, as those of the commands: the worker could not run; the config cannot be used."""
 
 log = logging.getLogger("gateway.workers")
+
+
+# --- A worker ---
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What chat completions cannot say of a request of Messages, field by field, with the reason.
 
-Behind another conversion (`ServerFacts.takes_details`) what that one can say is kept, and it tells its own gaps.
-Source: Anthropic's API reference, OpenAI's, and what others lost silently (BerriAI/litellm#6953, vercel/ai#18982).
+In this order: the gaps (`gaps_of`), the fields that nobody else judges (`MESSAGES`), the translator (`MessagesOverChat`).
+Behind another conversion (`ServerFacts.takes_details`) what that one can say is kept, and it names its own gaps. Source:
+Anthropic's API reference, OpenAI's, and what others lost silently (BerriAI/litellm#6953, vercel/ai#18982).
 """
 
 from __future__ import annotations
@@ -342,12 +343,11 @@ def _add_gap_of_citing(found: list[Gap], block: Json, facts: ServerFacts) -> Non
         found.append(Gap(f"messages.{block['type']}.citations", how, "the target does not cite"))
 
 
-# The fields of what stands within a request of Messages and is judged by nobody else.
-#
-# Source: Anthropic's API reference, Messages.
+# --- The fields of what stands within a request and is judged by nobody else ---
+
 
 _MOST_DEPTH: Final = 3
-"""Blocks stand in results of tools, and in documents in these."""
+"""How deep blocks stand in blocks: in results of tools, and in documents in these."""
 
 
 def _mark(gap: str) -> Form:
@@ -395,7 +395,10 @@ MESSAGES: Final = form(
     output_config=form("", "", format=_FORMAT),
     output_format=_FORMAT,
 )
-"""A request of Messages, without the fields that `gaps_of` looks at."""
+"""A request of Messages, without the fields that `gaps_of` looks at. Source: Anthropic's API reference, Messages."""
+
+
+# --- The translator ---
 
 
 class MessagesOverChat:

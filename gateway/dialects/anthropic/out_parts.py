@@ -1,6 +1,7 @@
-"""The parts of a chat completion as Messages have them: content with its marks for the cache, tools and their choice.
+"""The parts of a chat completion as Messages have them.
 
-At the end what of a chat completion Messages cannot say, field by field, with the reason.
+In this order: content with its marks for the cache of prompts, tools and their choice, and what of a chat completion
+Messages cannot say, field by field, with the reason.
 """
 
 from __future__ import annotations
@@ -41,16 +42,13 @@ from gateway.dialects.schema_tools.tools import (
     searches_offline,
 )
 
-# Parts of a chat completion's messages as content blocks, and the marks for the cache of prompts on them.
-#
-# Text that is empty or white space is left out: a block of it is refused (400 `text content blocks must be non-empty`) as
-# long as it stays in the conversation. Source: Anthropic's API reference, Messages.
+# --- Parts as content blocks, and the marks for the cache on them ---
 
 
 PICTURES: Final = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
 PDF: Final = "application/pdf"
 MOST_MARKS: Final = 4
-"""A request with more marks for the cache is refused."""
+"""The marks for the cache that a request may have; one with more is refused."""
 _LONGER: Final[Json] = {"type": "ephemeral", "ttl": "1h"}
 _SHORTER: Final[Json] = {"type": "ephemeral"}
 
@@ -105,7 +103,11 @@ def text_blocks(content: Any, place: str) -> list[Json]:
 
 
 def blocks_of(content: Any, place: str, *, takes_media: bool = True) -> list[Json]:
-    """Returns a message's content. Raises InvalidRequest, naming the part, where it makes no sense."""
+    """Returns a message's content. Raises InvalidRequest, naming the part, where it makes no sense.
+
+    Text that is empty or white space is left out: a block of it is refused (400 `text content blocks must be non-empty`) as
+    long as it stays in the conversation. Source: Anthropic's API reference, Messages.
+    """
     if content is None:
         return []
     if isinstance(content, str):
@@ -173,6 +175,9 @@ def _document(part: Json, place: str) -> Json:
     if source is None:
         raise InvalidRequest(f"'{place}' is no PDF and no text, and this model's provider takes those.", param=place)
     return {"type": "document", "source": source} | ({"title": name} if isinstance(name, str) and name else {})
+
+
+# --- Tools and their choice ---
 
 
 MOST_STRICT: Final = 20
@@ -314,8 +319,8 @@ def _choice(choice: Any, gaps: list[Gap], *, has_search: bool) -> Json | None:
     return None
 
 
-# What Messages cannot say. Source: Anthropic's API reference, and what others lost in silence (maximhq/bifrost#5274,
-# vercel/ai#18982).
+# --- What Messages cannot say, field by field, with the reason ---
+
 
 _OUTPUT: Final = "the target cannot answer so"
 
@@ -370,7 +375,10 @@ _IN_PLACE: Final = "instructions between the messages become a user's words, in 
 
 
 def gaps_at_top(body: Json) -> list[Gap]:
-    """Returns the gaps among the fields that no model knows; those that are unknown to us have no name of their own."""
+    """Returns the gaps among the fields that no model knows; those that are unknown to us have no name of their own.
+
+    Source: Anthropic's API reference, and what others lost in silence (maximhq/bifrost#5274, vercel/ai#18982).
+    """
     return gaps_of_chat(body, _SETTLED, CHAT_ONLY)
 
 

@@ -1,7 +1,8 @@
 """A chat completion as a Messages request: its options first, then the request around its turns.
 
-What a model takes is told by its facts and by nothing else. Each option is settled once, with what is lost of it, so that
-the request and the report of its gaps cannot differ. No option raises: a value without sense goes on, and is refused there.
+What a model takes follows from its facts and from nothing else. Each option is settled once, with what is lost of it, so
+that the request and the report of its gaps cannot differ. No option raises: a value without sense goes on, and is refused
+there.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ from gateway.dialects.schema_tools.tools import (
     shortened,
     turns,
 )
+
+# --- The options ---
+
 
 UNKNOWN_OUTPUT: Final = 8192
 """The most tokens of an answer that are asked for where neither the caller nor the model's facts say it."""
@@ -238,11 +242,7 @@ def _most_tokens(body: Json, model: ModelFacts) -> Any:
     return min(most, model.max_output) if type(most) is int and model.max_output else most
 
 
-# A chat completion as a Messages request.
-#
-# Order is kept: instructions are hoisted from the beginning only, because to move others changes what was said and what is
-# cached. All results of a turn are in one user message, before what the user says next: split ones teach the model not to
-# call in parallel (Zoo-Code-Org/Zoo-Code#1716).
+# --- The request around them ---
 
 
 IDS: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -254,7 +254,7 @@ _MORE: Final = frozenset(
 )  # fmt: skip
 """Fields of a message that make blocks of it, or go with one: without them a string stays one."""
 _PLAIN: Final = 2
-"""A message with role and content has so many fields."""
+"""The fields of a message with role and content alone."""
 
 
 def messages_body(body: Json, facts: ServerFacts, settled: ChatOptions) -> Json:
@@ -288,7 +288,12 @@ def _with_parts(blocks: list[Json]) -> Iterator[Json]:
 
 
 class _Conversation:
-    """Puts turns together to messages."""
+    """Puts turns together to messages.
+
+    Order is kept: instructions are hoisted from the beginning only, because to move others changes what was said and what
+    is cached. All results of a turn are in one user message, before what the user says next: split ones teach the model not
+    to call in parallel (Zoo-Code-Org/Zoo-Code#1716).
+    """
 
     def __init__(self, facts: ServerFacts, recalled: RememberedTurns, *, keeps_thoughts: bool) -> None:
         self._facts = facts

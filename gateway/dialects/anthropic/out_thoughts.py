@@ -1,8 +1,9 @@
 """What Claude thought: how it is remembered from an answer, and put back into a request.
 
-Chat completions have thoughts, words and calls apart, and so no order of a turn that thinks, calls and thinks again. Who
-repeats it in another one is refused (400 `thinking blocks ... cannot be modified`) for as long as it stays in the
-conversation (maximhq/bifrost#6342). First the content of a turn is remembered whole; then thoughts as callers send them back.
+In this order: the content of a turn, remembered whole; thoughts as callers send them back (`reasoning_details`). Chat
+completions have thoughts, words and calls apart, and so no order of a turn that thinks, calls and thinks again. Who repeats
+it in another one is refused (400 `thinking blocks ... cannot be modified`) for as long as it stays in the conversation
+(maximhq/bifrost#6342).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from gateway.dialects.memory import (
     VisibleTurn,
     unechoed,
 )
+
+# --- The content of a turn, remembered whole ---
+
 
 _THOUGHTS: Final = frozenset(("thinking", "redacted_thinking"))
 _KNOWN: Final = _THOUGHTS | {"text", "tool_use"}
@@ -170,11 +174,7 @@ class TurnRecorder:
         self._blocks, self._parts, self._citations = {}, {}, {}
 
 
-# What Claude thought, as a chat completion carries it: `reasoning_details`, which go back byte for byte.
-#
-# A block that is changed, moved or not signed is refused for as long as it stays in the conversation.
-# So each detail has the block's place in the answer as its `index`; a stream tells a block in pieces of one index, the
-# `format` with one of them only, because clients put the strings of pieces together.
+# --- Thoughts as callers send them back: `reasoning_details`, byte for byte ---
 
 
 FORMAT: Final = "anthropic-claude-v1"
@@ -183,7 +183,12 @@ _ENCRYPTED: Final = "reasoning.encrypted"
 
 
 def detail_of(block: Json, index: int) -> Json | None:
-    """Returns a block of thoughts as a detail; None: it is another block."""
+    """Returns a block of thoughts as a detail; None: it is another block.
+
+    A block that is changed, moved or not signed is refused for as long as it stays in the conversation. So each detail has
+    the block's place in the answer as its `index`; a stream has a block in pieces of one index, the `format` with one of
+    them only, because clients put the strings of pieces together.
+    """
     if block.get("type") == "redacted_thinking":
         return {"type": _ENCRYPTED, "data": block.get("data"), "format": FORMAT, "index": index}
     if block.get("type") != "thinking":

@@ -1,8 +1,9 @@
-"""Claude's own Messages at clouds that put an envelope around them: nothing is converted, and nothing is lost.
+"""Translators to Claude: at clouds that put an envelope around Messages, and for callers of chat completions.
 
-Bedrock's InvokeModel and Vertex AI's rawPredict have the model, and whether the answer is streamed, in the path, and the
-version in the body. Vertex streams events as Anthropic does; Bedrock has each in a frame, as base64. Source: Anthropic's SDK,
-`lib/bedrock` and `lib/vertex`.
+In this order: Messages at Bedrock and at Vertex AI, where nothing is converted and nothing is lost; counts of tokens there;
+chat completions by Messages (`ChatOverMessages`), and at Vertex AI. Bedrock's InvokeModel and Vertex AI's rawPredict have
+the model, and whether the answer is streamed, in the path, and the version in the body. Vertex streams events as Anthropic
+does; Bedrock has each in a frame, as base64. Source: Anthropic's SDK, `lib/bedrock` and `lib/vertex`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ from gateway.dialects.schema_tools.tools import (
 )
 from gateway.dialects.shapes import message_error
 from gateway.dialects.streams import TOO_LONG
+
+# --- Messages at clouds ---
+
 
 _BEDROCK: Final = "bedrock-2023-05-31"
 _VERTEX: Final = "vertex-2023-10-16"
@@ -197,10 +201,7 @@ class _FramedMessages:
         return b'event: error\ndata: {"type":"error",%b\n\n' % error_json(error)[1:]
 
 
-# Questions for the tokens of a request of Messages, put to clouds that count them: the number comes back as Anthropic says it.
-#
-# Bedrock counts what InvokeModel would be given, for models themselves and not for profiles of regions; Vertex has one path
-# for all models, and the model's name in the body. Source: Bedrock's CountTokens, and Anthropic's SDK, `lib/vertex`.
+# --- Counts of tokens at clouds, for callers of Messages ---
 
 
 _MOST_TOKENS: Final = 1
@@ -208,7 +209,11 @@ _MOST_TOKENS: Final = 1
 
 
 class CountsAtBedrock(CountingTranslator):
-    """Asks Bedrock's CountTokens; implements `base.Translator`."""
+    """Asks Bedrock's CountTokens; implements `base.Translator`.
+
+    Bedrock counts what InvokeModel would be given, for models themselves and not for profiles of regions. Source: Bedrock's
+    CountTokens.
+    """
 
     count_field = "inputTokens"
 
@@ -219,7 +224,10 @@ class CountsAtBedrock(CountingTranslator):
 
 
 class CountsAtVertex(CountingTranslator):
-    """Asks Vertex AI's count of Claude's tokens; implements `base.Translator`."""
+    """Asks Vertex AI's count of Claude's tokens; implements `base.Translator`.
+
+    Vertex has one path for all models, and the model's name in the body. Source: Anthropic's SDK, `lib/vertex`.
+    """
 
     count_field = "input_tokens"
 
@@ -228,7 +236,7 @@ class CountsAtVertex(CountingTranslator):
         return ConvertedRequest({**made, "model": body.get("model")}, body, new_id(), now)
 
 
-# Callers of chat completions at targets that speak Anthropic's Messages.
+# --- Chat completions by Messages ---
 
 
 class ChatOverMessages:
@@ -258,7 +266,7 @@ def _gaps(body: Json, facts: ServerFacts, settled: ChatOptions) -> Sequence[Gap]
     return once(found + out_parts.gaps_of_messages(body, facts, recalled.contents, keeps_thoughts=keeps))
 
 
-# Claude at Vertex AI for callers of chat completions: Messages in the cloud's envelope.
+# --- Chat completions by Claude at Vertex AI: Messages in the cloud's envelope ---
 
 
 class ChatAtVertex(ChatOverMessages):

@@ -1,4 +1,7 @@
-"""What of a generateContent request chat completions cannot say, field by field, with the reason."""
+"""What of a generateContent request chat completions cannot say, field by field, with the reason.
+
+In this order: the gaps (`gaps_of`), the translator (`GenerateOverChat`), the fields that nobody else judges (`GENERATE`).
+"""
 
 from __future__ import annotations
 
@@ -266,7 +269,7 @@ def _is_carried(part: Json, held: Json | None, facts: ServerFacts) -> bool:
     return facts.takes("extra_content" if is_of_call else "reasoning_details")
 
 
-# Callers of generateContent: at targets with chat completions, and at Gemini's own places.
+# --- The translator ---
 
 
 class GenerateOverChat:
@@ -289,9 +292,8 @@ class GenerateOverChat:
         return ChatAsGenerate(sent)
 
 
-# The fields of what stands within a generateContent request and is judged by nobody else, in both spellings.
-#
-# Source: the Gemini API's reference, Content and GenerationConfig.
+# --- The fields of what stands within a request and is judged by nobody else, in both spellings ---
+
 
 _DATA: Final = form("contents.other", "data displayName display_name mimeType mime_type")
 _FILE: Final = form("contents.other", "fileUri file_uri displayName display_name mimeType mime_type")
@@ -316,4 +318,7 @@ GENERATE: Final = form(
     generationConfig=_CONFIG,
     generation_config=_CONFIG,
 )
-"""A generateContent request, without the fields that `gaps_of` looks at."""
+"""A generateContent request, without the fields that `gaps_of` looks at.
+
+Source: the Gemini API's reference, Content and GenerationConfig.
+"""

@@ -1,4 +1,7 @@
-"""The two pairs: callers of Responses at targets with chat completions only, and the other way round."""
+"""The two pairs: callers of Responses at targets with chat completions only, and the other way round.
+
+At the end: counts of tokens for callers of Messages.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +96,7 @@ class HubOverResponses(ChatOverResponses):
         return replace(sent, source=body, gaps=once([*lost, *(sent.gaps or ())]))
 
 
-# Questions for the tokens of a request of Messages, put to OpenAI: what its Responses would be sent is counted there.
-#
-# Source: OpenAI's API reference, `POST /v1/responses/input_tokens`, which takes of a request what is read, and no more.
+# --- Counts of tokens for callers of Messages ---
 
 
 _COUNTED: Final = ("model", "input", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning")
@@ -104,7 +105,10 @@ _MOST_TOKENS: Final = 1
 
 
 class CountsOfResponses:
-    """Asks OpenAI; implements `base.Translator`."""
+    """Asks OpenAI for the tokens of what its Responses would be sent; implements `base.Translator`.
+
+    Source: OpenAI's API reference, `POST /v1/responses/input_tokens`, which takes of a request what is read, and no more.
+    """
 
     def __init__(self) -> None:
         self._request = ThroughChat(MessagesOverChat(), HubOverResponses())
