@@ -1,5 +1,8 @@
-"""What would happen to a request, without sending anything: its route and targets, what other languages lose of it, who keeps
-its response; and what the gateway makes of a provider's error: class, rule, and why it matched."""
+"""What would happen to a request, without sending anything; and what the gateway makes of a provider's error.
+
+In this order: a request's route, targets and policies (`explain`), a provider's error (its class, rule, and why it
+matched), who keeps a response, and what a call becomes at targets that do not speak its language.
+"""
 
 from __future__ import annotations
 
@@ -369,7 +372,8 @@ def _limits(limits: Limits) -> str:
     return f"  [{text}]" if text else ""
 
 
-# A provider's error; below it, what a call becomes at targets that do not speak its language.
+# --- A provider's error ---
+
 
 _SHOWN_CHARS = 200
 _SCOPES = {
@@ -446,7 +450,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
-# Who keeps the response of a request, and for how long.
+# --- Who keeps the response of a request, and for how long ---
 
 
 _NOT_HERE: Mapping[Keeping, str] = {
@@ -478,6 +482,9 @@ def explain_keeping(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked
     if not keeps(keeping, options, goes_on_from_ours=is_ours(RESPONSE, options.previous_id)):
         return _NOT_HERE[keeping]
     return f"here, for {model.jobs.keep_responses_s:g} s; the provider is asked to keep nothing"
+
+
+# --- What a call becomes at targets that do not speak its language ---
 
 
 _CALLED: Final = {

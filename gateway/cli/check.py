@@ -153,7 +153,7 @@ def _body_of(text: str) -> bytes:
     return text.encode(errors="replace") if is_literal or not Path(text).is_file() else Path(text).read_bytes()
 
 
-# What codes mean that say more of a refusal than its class does.
+# --- What codes mean that say more of a refusal than its class does ---
 
 
 CODES: Final = MappingProxyType(

@@ -1,7 +1,8 @@
 """Shows a demo from its first line to its table and its chart: the only place where scenario and presentation meet.
 
-Progress is one line that renews itself on a terminal, plain lines everywhere else. Invariant: whenever `Display.close` returns,
-the terminal is as it was and the cursor on a new line.
+In this order: charts, progress on a terminal (`Display`), tables, the demos (`show`). Progress is one line that renews
+itself on a terminal, plain lines everywhere else. Invariant: whenever `Display.close` returns, the terminal is as it was
+and the cursor on a new line.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from gateway.demo.clients import choose_client
 from gateway.demo.record import BatchRun, Fate, Run, Trial, WorkflowArm, fates_by_second, per_second
 from gateway.demo.storm import Outage, Storm, run_outage, run_storm
 
-# Charts as SVG, a panel per run and a bar per second, on a background of their own for light and dark pages. All panels have
-# the same scales; a bar that is higher than its panel is cut off and labelled with its number.
+# --- Charts as SVG, a panel per run and a bar per second ---
 
 
 WIDTH, MARGIN, LEFT, PANEL, HEADING, BOTTOM, LABEL = 860, 24, 60, 130, 52, 64, 22
@@ -137,7 +137,11 @@ def _heading(run: Run | Trial, rest: str) -> str:
 
 
 def _page(title: str, heads: list[str], panels: list[list[str]], seconds: int, legend: list[str]) -> str:
-    """Returns a whole chart; its title is for screen readers."""
+    """Returns a whole chart; its title is for screen readers.
+
+    It has a background of its own for light and dark pages. All panels have the same scales; a bar that is higher than its
+    panel is cut off and labelled with its number.
+    """
     total, group = len(panels) * (HEADING + PANEL) + BOTTOM, '<g transform="translate(0 {})">\n{}\n</g>'
     parts = [f"<title>{escape(title)}</title>", f"<style>{_STYLE}</style>"]
     parts.append(f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{total - 1}" rx="8"/>')
@@ -195,6 +199,11 @@ def _text(x: float, y: float, text: str, kind: str = "start") -> str:
 
 
 Result = TypeVar("Result")
+
+
+# --- Progress on a terminal ---
+
+
 _RENEW_S, _REPEAT_S = 0.1, 5.0
 _NAME, _BAR = 24, 30
 RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -275,6 +284,9 @@ def progress_bar(done: int, failed: int, of: int, room: int, marks: str, has_col
     lost = min(whole, -(-failed * room // of))  # rounded up: one failed call is to be seen
     parts = zip(marks, (whole - lost, lost, room - whole), (GREEN, RED, DIM), strict=True)
     return "".join(f"{colour}{mark * width}{PLAIN}" if has_colour else mark * width for mark, width, colour in parts)
+
+
+# --- Tables, and lines of progress ---
 
 
 _RUN_LABELS = (
@@ -397,6 +409,9 @@ def trial_line(outage: Outage, trials: Sequence[Trial], now: float, columns: int
 
 def _short(trial: Trial) -> str:
     return trial.name.partition(" ")[0]
+
+
+# --- The demos ---
 
 
 def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) -> str:

@@ -1,10 +1,10 @@
-"""Converts an answer between its forms: streamed or whole, with the usage that its client asked for or without.
+"""Converts an answer between its forms: streamed or whole, with the usage that its client wants or without.
 
-Who asks for a stream may get what another was given whole, and the other way round. First what callers use (`as_whole`,
-`as_stream`, `ends_well`, and usage in chunks), then the three languages whose streams are named events; those of chat
-completions are in `conversion_chat`. It must not know where answers come from, what is kept, nor for how long. Invariants: what
-is made of an answer says all that the answer says and nothing else, or is not made at all (None); of a stream that stays one,
-only what is about usage changes, every other byte stays.
+Who wants a stream may get what another was given whole, and the other way round. In this order: what callers use
+(`as_whole`, `as_stream`, `ends_well`, and usage in chunks), what an answer says, then the three languages whose streams are
+named events; those of chat completions are in `conversion_chat`. Where answers come from, what is kept, and for how long,
+is decided elsewhere. Invariants: what is made of an answer says all that the answer says and nothing else, or is not made
+at all (None); of a stream that stays one, only what is about usage changes, every other byte stays.
 """
 
 from __future__ import annotations
@@ -140,10 +140,11 @@ def _ended(endpoint: str, body: bytes) -> bool:
     return is_over and not whole.get("error") and failed_reason(whole) is None
 
 
-# What an answer says: text, a call of a tool, a picture …; what its model thinks is no answer, and a refusal is one.
+# --- What an answer says: text, a call of a tool, a picture … ---
 
 
 def _has_content(endpoint: str, is_stream: bool, body: bytes) -> bool:
+    """Returns whether a complete answer says anything: what its model thinks is no answer, and a refusal is one."""
     if endpoint == "generate" and _BLOCKED in body:
         return True
     if endpoint == "messages" and last_reason(body, is_stream=is_stream) == "refusal":
@@ -236,6 +237,9 @@ def _chunks(frames: bytes, usage_event: bytes) -> Iterator[dict[str, Any]]:
         yield sse.event_json(usage_event) or {}
 
 
+# --- Whole answers as streams, and usage in chunks ---
+
+
 def _chat_stream(endpoint: str, whole: dict[str, Any], *, include_usage: bool) -> bytes | None:
     """Returns the frames of a chat or text completion; None when they do not make that answer again."""
     is_chat = endpoint == "chat"
@@ -297,9 +301,8 @@ def _with_null(event: bytes, follower: bytes) -> bytes:
     return changed if parsed is not None and "usage" in parsed and parsed["usage"] is None else event
 
 
-# Anthropic's Messages: the events of a stream are a message without content, its blocks one after the other, each in pieces,
-# and what is known at the end: why it ended, and its usage, whose last numbers hold. Blocks have the indexes 0, 1, 2 …, one is
-# open at a time, and each that begins ends; what is not known to grow is not put together.
+# --- Anthropic's Messages ---
+
 
 Json = dict[str, Any]
 
@@ -321,7 +324,12 @@ _TOOL_CALLS = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 
 
 def message_of(frames: bytes) -> Json:
-    """Returns the message that these events are the stream of; its texts are still `Text`. Raises Ambiguous."""
+    """Returns the message that these events are the stream of; its texts are still `Text`. Raises Ambiguous.
+
+    The events are a message without content, its blocks one after the other, each in pieces, and what is known at the end:
+    why it ended, and its usage, whose last numbers hold. Blocks have the indexes 0, 1, 2 …, one is open at a time, and each
+    that begins ends; what is not known to grow is not put together.
+    """
     message: Json | None = None
     blocks: list[Json] = []
     is_open = is_over = False
@@ -478,8 +486,7 @@ def _messages_frame(kind: str, fields: Json) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
 
 
-# Responses: the last event of a stream has all of the whole answer in it; the events that lead there are made of it, in the
-# order in which OpenAI sends them. Sequence numbers count up by one from 0; every item, part and text that begins also ends.
+# --- Responses ---
 
 
 Event = tuple[str, Json]
@@ -563,7 +570,11 @@ def _event_around(frames: bytes, at: int) -> bytes:
 
 
 def frames_of(body: Json) -> bytes | None:
-    """Returns the events of a whole answer; None when it has not ended, or is none."""
+    """Returns the events of a whole answer; None when it has not ended, or is none.
+
+    The last event has all of the whole answer in it; the events that lead there are made of it, in the order in which
+    OpenAI sends them. Sequence numbers count up by one from 0; every item, part and text that begins also ends.
+    """
     name = next((name for name, status in _LAST.items() if status == body.get("status")), None)
     output = body.get("output")
     if name is None or body.get("error") or not isinstance(output, list) or not all(map(_is_item, output)):
@@ -659,13 +670,16 @@ def _text_events(name: str, field: str, text: str, place: Json) -> Iterator[Even
     yield f"response.{name}.done", place | {field: text}
 
 
-# Gemini's: each event is an answer with some more parts of its candidates; what else it says holds until a later event says it
-# anew. Candidates stay in the order of their indexes; two texts become one only where neither has anything else to say than
-# that it is a thought, because a signature belongs to its own part.
+# --- Gemini's ---
 
 
 def generated_of(events: Iterable[Json]) -> Json:
-    """Returns the whole answer that these events are the stream of; its texts are still `Text`. Raises Ambiguous."""
+    """Returns the whole answer that these events are the stream of; its texts are still `Text`. Raises Ambiguous.
+
+    Each event is an answer with some more parts of its candidates; what else it says holds until a later event says it
+    anew. Candidates stay in the order of their indexes; two texts become one only where neither has anything else to say
+    than that it is a thought, because a signature belongs to its own part.
+    """
     whole: Json = {}
     candidates: dict[int, Json] = {}
     for event in events:

@@ -32,7 +32,7 @@ from gateway.dialects import shapes
 from gateway.dialects.count_tokens import COUNT_GENERATED
 from gateway.dialects.registry import front_of, put_in
 
-# What Gemini's callers ask for besides answers: the list of models, in Google's own shape. And where they have their keys.
+# --- Gemini's: the list of models, in Google's own shape, and where callers have their keys ---
 
 
 VERBS: Final = ("generateContent", "streamGenerateContent", "countTokens")
@@ -82,6 +82,9 @@ def _named(name: str) -> dict[str, Any]:
 def _respond(value: object) -> Response:
     headers = [(b"content-type", b"application/json"), (b"x-request-id", new_request_id().encode())]
     return WholeResponse(orjson.dumps(value), 200, headers)
+
+
+# --- Gemini's: the calls ---
 
 
 _MOST_BYTES: Final = 104_857_600
@@ -157,6 +160,9 @@ def generate_routes(door: GenerateDoor, policies: Policies) -> list[BaseRoute]:
     routes.append(Route("/v1beta/models", list_models, methods=["GET"]))
     routes.append(Route("/v1beta/models/{name:path}", show_model, methods=["GET"]))
     return routes
+
+
+# --- Anthropic's: the list of models ---
 
 
 VERSION = "anthropic-version"

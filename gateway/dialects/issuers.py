@@ -25,7 +25,7 @@ from gateway.core.types import Gap, How
 from gateway.dialects.base import Json, object_of, objects, text_of
 from gateway.dialects.schema_tools.tools import MOST_ID, shortened
 
-# What OpenAI and Azure refuse, although it means something: schemas of tools without `properties`, and long ids of calls.
+# --- What makes a request fit ---
 
 
 OPENAIS_KINDS: Final = ("openai", "azure")
@@ -48,7 +48,7 @@ _BY_END: Final[Mapping[str, str]] = {
     "/converse": "converse",
     "/converse-stream": "converse",
 }
-"""The same, by the end of paths with a model in them."""
+"""The language of a request, by the end of paths with a model in them."""
 MOST_CALL_ID: Final = 64
 """The characters of a `call_id` that Responses take; chat completions take `MOST_ID`."""
 _PARAMETERS: Final = b'"parameters'
@@ -59,7 +59,7 @@ _FITTING: Final = re.compile(
 _SCHEMA: Final = re.compile(rb'"parameters"\s*:\s*(?=\{)')
 _ID: Final = re.compile(rb'"(?:tool_)?call_id"\s*:\s*("(?:[^"\\]|\\.){%d,}")' % MOST_ID)
 _MOST_SCHEMAS_AROUND: Final = 8
-"""A schema inside so many others stays as it is."""
+"""The schemas around another one, at most; one that is deeper stays as it is."""
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 FITTED: Final[Mapping[str, tuple[bytes, int]]] = {
     "chat": (b'"tool_call_id', MOST_ID),
@@ -72,7 +72,8 @@ def fitted(body: bytes, language: str, kind: str) -> bytes:
     """Returns a request as a provider of this kind takes it; the same object where it fits already.
 
     At OpenAI and Azure a tool whose schema is an object without `properties` gets empty ones (400 `object schema missing
-    properties`), and an id of a call that is too long is shortened, the same way wherever it stands.
+    properties`), and an id of a call that is too long is shortened, the same way wherever it stands. Both refuse the one
+    and the other, although it means something.
     """
     if kind in GOOGLES and language == "chat":
         return with_stand_ins(body)
@@ -132,8 +133,7 @@ def language_at(path: str) -> str | None:
     return LANGUAGES.get(path) or next((one for end, one in _BY_END.items() if path.endswith(end)), None)
 
 
-# Who signs: whose proofs a provider knows again. Claude's hold wherever Claude is (Anthropic's reference, extended thinking),
-# what OpenAI encrypts within one organization.
+# --- Who signs: whose proofs a provider knows again ---
 
 
 _CLAUDES: Final = ("anthropic.com", "amazonaws.com", "api.aws", "googleapis.com", "azure.com")
@@ -153,7 +153,11 @@ class ProvidersPlace(NamedTuple):
 
 
 def issuer_of(place: ProvidersPlace, language: str, credential: bytes | None) -> str:
-    """Returns the name of who signs there; `credential` is the caller's own, where the provider is shown it."""
+    """Returns the name of who signs there; `credential` is the caller's own, where the provider is shown it.
+
+    Claude's proofs hold wherever Claude is (Anthropic's reference, extended thinking), what OpenAI encrypts within one
+    organization.
+    """
     host = urlsplit(place.base_url).netloc or place.base_url
     if place.kind in GOOGLES and language in ("generate", "chat"):
         return place.kind
@@ -170,7 +174,7 @@ def _hashed(secret: bytes) -> str:
     return blake2b(secret, digest_size=_ACCOUNT_BYTES).hexdigest()
 
 
-# What a chat completion is signed with, on its way through a client of Responses and back: there, OpenAI has what it encrypts.
+# --- Proofs on their way through a client of Responses and back ---
 
 
 OUR_MARK: Final = "gw1."
@@ -178,12 +182,12 @@ OUR_MARK: Final = "gw1."
 
 
 class CarriedProofs(NamedTuple):
-    """What a turn of the model was signed with."""
+    """What a turn of the model was signed with, where OpenAI's own Responses have what it encrypts."""
 
     details: list[Json]
-    """Its `reasoning_details`."""
+    """The `reasoning_details` of the turn."""
     extras: dict[str, Json]
-    """The `extra_content` of its calls, by their ids."""
+    """The `extra_content` of the turn's calls, by their ids."""
 
     def add(self, details: list[Json]) -> None:
         """Takes more details; pieces of one text become one."""
@@ -218,11 +222,11 @@ def carried_in(encrypted: str) -> CarriedProofs | None:
     return CarriedProofs(objects(details), {id: object_of(extra) for id, extra in object_of(extras).items()})
 
 
-# Which proofs there are, and whose they are.
+# --- Which proofs there are, and whose they are ---
 
 
 MOST_PROOFS: Final = 65_536
-"""So many proofs are known; those that were met the longest ago go first."""
+"""The most proofs that are known; those that were met the longest ago go first."""
 _ENDS: Final = 48
 """The characters at both ends of a proof by which it is known again; all of it is random."""
 _FRAMED: Final = b'"bytes'
@@ -238,7 +242,7 @@ _OF_PROOF: Final[Mapping[str, tuple[bytes, ...]]] = {
 _FIELD: Final = re.compile(rb'"[a-zA-Z_]+"\s*:\s*"')
 _ESCAPED: Final = re.compile(rb'(?:[^"\\]|\\.)*"')
 _MOST_PROOF_BYTES: Final = 262_144
-"""What is longer is a picture, or the like."""
+"""The bytes of a proof, at most; what is longer is a picture, or the like."""
 _LONGEST_FIELD: Final = 32
 """The characters of the longest name of a field with a proof, its quotes, colon and some space included."""
 
@@ -248,7 +252,7 @@ class Issuers:
 
     def __init__(self) -> None:
         self.places: set[ProvidersPlace] = set()
-        """Where conversations may go; what is signed needs to be remembered where there are several."""
+        """The places where conversations may go; what is signed needs to be remembered where there are several."""
         self._accounts: dict[str, str] = {}
         self._issuers: OrderedDict[str, str] = OrderedDict()
         self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -349,7 +353,7 @@ class ProofReader:
             self._rest = text[last:] if len(text) - last < _MOST_PROOF_BYTES else b""
 
 
-# Requests without the parts that a provider does not know, language by language.
+# --- Requests without the parts that a provider does not know, language by language ---
 
 
 IsLeft = Callable[[str], bool]
@@ -432,9 +436,7 @@ def written(parsed: Json, body: bytes) -> bytes:
 def without(body: bytes, language: str, is_left: IsLeft, taken: Taken) -> tuple[bytes, list[Gap]]:
     """Returns a request without what a provider does not know, and what that loses; the same bytes where it knows all.
 
-    Of those in the languages of OpenAI and of Converse.
-
-    `is_left` tells it of parts with proofs, `taken` of all others.
+    For requests in the languages of OpenAI and of Converse. `is_left` decides on parts with proofs, `taken` on all others.
     """
     parsed = read_exactly(body)
     if parsed is None:
@@ -571,6 +573,9 @@ def proof_of(detail: Json) -> str:
 def _proof_at_converse(block: Json) -> str:
     thought = object_of(block["reasoningContent"])
     return text_of(thought.get("redactedContent")) or text_of(object_of(thought.get("reasoningText")).get("signature"))
+
+
+# --- What a refusal says of a conversation's history ---
 
 
 _REFUSES: Final = re.compile(

@@ -180,7 +180,7 @@ def first_page(dialect: str) -> bytes:
 
 
 def read_page(dialect: str, body: Json) -> ListPage:
-    """Returns the models of a page, with the fields that follow from it. Total on any JSON object.
+    """Returns the facts of the models on a page. Total on any JSON object.
 
     What a list does not say, or says in a way that is not known, leaves the rows of `models.yaml` as they are. Source: the
     references of Anthropic's `GET /v1/models` and of the Gemini API's `models.list`.

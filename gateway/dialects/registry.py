@@ -1,6 +1,6 @@
 """By which pair a call in one language reaches a target that speaks another. The only list of pairs.
 
-First where a model is asked, below the base URL; then what a pair does with bytes; then the list, and how it is searched.
+In this order: where a model is reached, below the base URL; what a pair does with bytes; the list, and how it is searched.
 A language's own code is imported when the first target that speaks it, or the first call in it, is there.
 """
 
@@ -108,7 +108,7 @@ def _segment(model: str) -> str:
     return quote(model, safe="")
 
 
-# A way from a caller's language to a target's, on bytes: what goes there, and what comes back.
+# --- A way from a caller's language to a target's, on bytes ---
 
 
 _MOST_DIGITS: Final = 10
@@ -246,6 +246,9 @@ def _with_envelope(given: bytes, request: Json, made: Json) -> bytes:
             fields = find_fields(given, name)
             given = replace_field(remove_fields(given, fields[:-1]), name, orjson.dumps(value))
     return given
+
+
+# --- The list of pairs, and how it is searched ---
 
 
 PATHS: Final[Mapping[str, str]] = {

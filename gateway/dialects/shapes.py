@@ -1,7 +1,8 @@
 """Errors, pings and small answers in the shapes of the four languages that callers speak. Pure: from plain arguments.
 
-First what the gateway says itself, then the errors of providers, which it relays. Sources: OpenAI's API reference; Anthropic's
-(`shared/error_object`, `model_info`, `message_tokens_count` of its SDK); Google's AIP-193 and `google.rpc.Code`.
+In this order: what the gateway says itself, the errors of providers, which it relays. Sources: OpenAI's API reference;
+Anthropic's (`shared/error_object`, `model_info`, `message_tokens_count` of its SDK); Google's AIP-193 and
+`google.rpc.Code`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from gateway.core.openai.sse import answer_object, json_object
 from gateway.core.types import RawHeaders
 from gateway.dialects.base import Json, text_of
 
+# --- What the gateway says itself ---
+
+
 Language = Literal["chat", "responses", "messages", "generate"]
-"""A caller's: OpenAI's two, Anthropic's, Gemini's."""
+"""A caller's language: OpenAI's two, Anthropic's, Gemini's."""
 
 _OF_ANTHROPIC: Final = {
     400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
@@ -49,7 +53,8 @@ _DETAILS: Final[Mapping[tuple[str | None, str | None], Json]] = {
     ("unsupported_by_targets", "thread"): {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
     ("object_not_found", "previous_message_id"): {"error_code": "thread_not_found"},
 }
-"""By code and field: by what Anthropic's SDKs know that they have to send a conversation whole, and do (`lib/threads`)."""
+"""Details of errors, by code and field: by these Anthropic's SDKs know that they have to send a conversation whole, and do
+(`lib/threads`)."""
 _OPENAI_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
 _EPOCH: Final = "1970-01-01T00:00:00Z"
@@ -223,12 +228,11 @@ def _model(name: str, made: float) -> Json:
     return {"type": "model", "id": name, "display_name": name, "created_at": created, "lifecycle": "active"}
 
 
-# A provider's error, as its caller's language has it: whose own it is already stays as it is, to the byte. Where it is put into
-# another form, its status becomes the one by which that language's clients know it: Google says 400, and Bedrock 403, of a key
-# that is not valid.
+# --- The errors of providers ---
+
 
 _OF_OPENAI: Final = frozenset(("message", "type", "param", "code"))
-"""What OpenAI's errors have."""
+"""The fields of OpenAI's errors."""
 _STATUSES: Final = {
     "auth": 401, "model_not_found": 404, "permission": 403, "quota_exhausted": 429, "server_error": 500, "timeout": 504,
 }  # fmt: skip
@@ -245,7 +249,11 @@ _MOST_QUOTED: Final = 200
 
 
 def client_status(status: int, code: str | None) -> int:
-    """Returns the status that a caller of another language gets."""
+    """Returns the status that a caller of another language gets: the one by which its clients know the error.
+
+    Google says 400, and Bedrock 403, of a key that is not valid. An error in the caller's own language stays as it is, to
+    the byte.
+    """
     return status if status >= 500 else _STATUSES.get(code or "", status)
 
 

@@ -1,7 +1,8 @@
-"""Answers of OpenAI's APIs: chat completions and legacy completions, the Responses API, images, speech, moderations.
+"""Answers of OpenAI's APIs.
 
-It must not know limits, faults or time. Invariant: the frames of a stream, put together, say what the JSON would have said, and
-only `tail` carries its end. Source: OpenAI's API reference, and the schemas of Open Responses.
+In this order: chat completions and legacy completions, the Responses API, images, speech, moderations. Limits, faults and
+time are not known here. Invariant: the frames of a stream, put together, say what the JSON would have said, and only `tail`
+carries its end. Source: OpenAI's API reference, and the schemas of Open Responses.
 """
 
 from __future__ import annotations
@@ -238,12 +239,15 @@ def _last_role(request: CheckedRequest) -> object:
     return messages[-1].get("role") if isinstance(messages, list) and messages else None
 
 
-# The Responses API: responses, compactions and counts of input tokens, with all fields even where they are null, as the schemas
-# of Open Responses ask. A response becomes a stream of named events, whose sequence numbers count up by one from 0.
+# --- The Responses API: responses, compactions and counts of input tokens ---
 
 
 def answer_response(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
-    """Answers with a response as JSON or as a stream of named events: a message, or a call of one of the tools given."""
+    """Answers with a response as JSON or as a stream of named events: a message, or a call of one of the tools given.
+
+    All fields are there even where they are null, as the schemas of Open Responses ask. The sequence numbers of events
+    count up by one from 0.
+    """
     draft = _draft(request, writer)
     opened = _response(request, writer)
     item = _call_item(request, writer, draft) if draft.tool is not None else _message_item(writer, draft)
@@ -484,6 +488,9 @@ def _deltas(kind: str, place: dict[str, Any], pieces: Sequence[str], first: int)
     before = b"event: " + kind.encode() + b"\ndata: " + opening + b',"delta":'
     for number, piece in enumerate(pieces, first):
         yield before + orjson.dumps(piece) + b',"sequence_number":%d}\n\n' % number
+
+
+# --- Images, speech, moderations ---
 
 
 def answer_image(request: CheckedRequest, writer: Writer) -> EmulatedReply:

@@ -81,8 +81,9 @@ SLOT = "\x00"
 _SLOT_JSON = orjson.dumps(SLOT)
 
 
-# Frames as Bedrock streams them: a prelude (length of the whole and of the headers, CRC of both), headers, a payload, and a CRC
-# over all before. Source: "Event stream encoding" in the Amazon Transcribe and Bedrock documentation.
+# --- Event-stream frames, as Bedrock has them ---
+
+
 EVENT_STREAM = b"application/vnd.amazon.eventstream"
 
 
@@ -104,7 +105,11 @@ def exception(kind: str, payload: bytes) -> bytes:
 
 
 def frame_of(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """Returns one frame."""
+    """Returns one frame.
+
+    It is a prelude (length of the whole and of the headers, CRC of both), headers, a payload, and a CRC over all before.
+    Source: "Event stream encoding" in the Amazon Transcribe and Bedrock documentation.
+    """
     head = b"".join(
         struct.pack(f"!B{len(name)}sBH", len(name), name.encode(), _STRING, len(value.encode())) + value.encode()
         for name, value in headers.items()

@@ -255,11 +255,11 @@ def _an(value: object) -> str:
     return names.get(type(value), "null" if value is None else "an object")
 
 
-# Unknown fields are refused where the emulator is strict. Schemas, metadata and arguments are anybody's, and not looked at.
+# --- Fields, of which unknown ones are refused where the emulator is strict ---
 
 
 Known = Mapping[str, Any]
-"""By a field's name the fields within it; None: it is not looked at."""
+"""By a field's name the fields within it; None: it is not looked at (schemas, metadata and arguments are anybody's)."""
 
 
 def _known(leaves: str, **within: Known) -> Known:

@@ -1,9 +1,9 @@
 """What an answer says, before any provider's form is put on it: words that follow from the seed and the prompt alone.
 
-`Writer` writes texts, JSON and arguments: an answer starts by quoting the prompt, so that a reader sees which call it belongs
-to, and goes on with drawn words up to its length. `compose` puts a thought, a text and calls of tools together for the
-providers' own APIs. Then what these check of a prompt: its cached prefixes, and the signatures of thoughts. It must not know
-the shape of a body. Invariants: same config and same prompt, same pieces; no more tokens than the request allows.
+In this order: texts, JSON and arguments (`Writer`), the cache of prompts, signatures of thoughts, and `compose`, which puts
+a thought, a text and calls of tools together for the providers' own APIs. An answer starts by quoting the prompt, so that a
+reader sees which call it belongs to, and goes on with drawn words up to its length. Invariants: same config and same
+prompt, same pieces; no more tokens than the request allows; the shape of a body is not known here.
 """
 
 from __future__ import annotations
@@ -169,6 +169,9 @@ def _cut(pieces: Sequence[str], cap: int | None, finish_reason: str) -> Draft:
     return Draft(pieces, finish_reason)
 
 
+# --- The cache of prompts ---
+
+
 _MOST = 2000
 
 
@@ -232,27 +235,31 @@ class PromptCache:
 
 
 def tokens(length: int) -> int:
-    """Four characters make a token."""
+    """Returns the tokens of so many characters: four make one."""
     return (length + 3) // 4
 
 
-# Signatures of thoughts, as a provider makes them: opaque, and valid for one text alone. A thought that comes back is checked,
-# so that a conversion that loses or alters one is found out. The key is fixed, so that every emulator of a provider takes the
-# others'.
+# --- Signatures of thoughts ---
+
+
 CLAUDE, GEMINI = b"emulated-claude", b"emulated-gemini"
 
 
 UNCHECKED = "skip_thought_signature_validator"
-"""What Google documents for calls that another model made."""
+"""The word that Google documents for calls that another model made."""
 
 
 def sign(issuer: bytes, text: str) -> str:
-    """Returns the signature of a thought, as base64."""
+    """Returns the signature of a thought, as base64: opaque, and valid for one text alone.
+
+    A thought that comes back is checked, so that a conversion that loses or alters one is found out. The key is fixed, so
+    that every emulator of a provider takes the others'.
+    """
     return b64encode(issuer + b":" + blake2b(text.encode("utf-8", "replace"), key=issuer).digest()).decode()
 
 
 def is_gemini(signature: str, text: str) -> bool:
-    """Tells whether Gemini takes `signature` for `text`; it is bytes in proto-JSON, so both alphabets of base64 will do."""
+    """Returns whether Gemini takes `signature` for `text`; it is bytes in proto-JSON, so both alphabets of base64 will do."""
     encoded = signature.translate(_URL_SAFE)
     return encoded in (sign(GEMINI, text), b64encode(UNCHECKED.encode()).decode()) or signature == UNCHECKED
 
@@ -260,8 +267,11 @@ def is_gemini(signature: str, text: str) -> bool:
 _URL_SAFE = str.maketrans("-_", "+/")
 
 
+# --- Thoughts, texts and calls together ---
+
+
 def is_mentioned(tool: str, text: str) -> bool:
-    """Tells whether the text has the tool's name as a word of its own."""
+    """Returns whether the text has the tool's name as a word of its own."""
     return re.search(rf"(?<!\w){re.escape(tool)}(?!\w)", text) is not None
 
 

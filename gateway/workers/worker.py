@@ -1,10 +1,10 @@
 """A gateway in this process: alone until a signal ends it, beside a command that blocks, or as one worker of several.
 
-In this order: the metrics of all workers merged into one set, a gateway alone (`serve`, `running`), a worker (`Worker`). A
-worker runs on the listeners of its supervisor, which commands it through the channel. Signals are the supervisor's
-business: a worker ignores SIGINT and SIGHUP, which a terminal sends to the whole group, and SIGTERM, which some service
-managers send to all, drains it but never hurries it. When the channel ends, the supervisor has died: the worker then stops
-listening, so that another gateway can have the port, and drains.
+In this order: the metrics of all workers merged into one set, a gateway alone (`serve`), one beside a command (`running`),
+a worker (`Worker`). A worker runs on the listeners of its supervisor, which commands it through the channel. Signals are
+the supervisor's business: a worker ignores SIGINT and SIGHUP, which a terminal sends to the whole group, and SIGTERM, which
+some service managers send to all, drains it but never hurries it. When the channel ends, the supervisor has died: the
+worker then stops listening, so that another gateway can have the port, and drains.
 """
 
 from __future__ import annotations
@@ -238,14 +238,15 @@ def announce_stop(server: Server) -> None:
     log.info("stopping: no new calls%s; running ones have %g s (signal again to exit now)", notice, server.grace_s)
 
 
-# A gateway beside a command, on a loop in a thread of its own: for commands that block, and want one for a while.
+# --- A gateway beside a command ---
 
 
 @contextmanager
 def running(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
     """Runs a gateway on a free port of loopback until the end of the block; yields its URL. Its calls are not logged.
 
-    Raises ConfigError, StoreUnusable or OSError when it cannot start.
+    It has a loop in a thread of its own: for commands that block, and want one for a while. Raises ConfigError,
+    StoreUnusable or OSError when it cannot start.
     """
     own = settings.model_copy(update={"host": "127.0.0.1", "port": 0, "workers": 1})
     loop = uvloop.new_event_loop()

@@ -34,6 +34,9 @@ from gateway.dialects.streams import (
     data_of,
 )
 
+# --- The whole message ---
+
+
 FINISH: Final = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
@@ -133,9 +136,8 @@ def cited_pages(citations: Any, start: int, end: int) -> list[Json]:
     ]
 
 
-# The stream. No word is held back; citations are, because chat completions tell them at once. The end is written when the
-# target has sent its own: a stream without `message_stop` was cut. What is unknown is left out, for the provider promises new
-# kinds of blocks and events.
+# --- The stream ---
+
 
 _MALFORMED: Final = TOO_LONG
 _OF_THE_END: Final = ("stop_reason", "stop_details")
@@ -143,7 +145,12 @@ PING: Final = b": ping\n\n"
 
 
 class MessagesAsChat(ConvertingReader):
-    """Reads the events of a message; implements `base.Reader`."""
+    """Reads the events of a message; implements `base.Reader`.
+
+    No word is held back; citations are, because chat completions have them at once. The end is written when the target has
+    sent its own: a stream without `message_stop` was cut. What is unknown is left out, for the provider promises new kinds
+    of blocks and events.
+    """
 
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
@@ -157,7 +164,7 @@ class MessagesAsChat(ConvertingReader):
         """Characters of text written, and those before the block that is open."""
         self._citations: list[Json] = []
         self._cited: list[Json] = []
-        """Of the block that is open."""
+        """The citations of the block that is open."""
         self.reported: Json = {}
         self._end: Json = {}
         """Why the message ended, as far as it is known."""

@@ -245,7 +245,8 @@ def _as_json(text: str) -> Json:
     return {"json": {"output": text} if parsed is None else parsed}
 
 
-# What of a chat completion Converse cannot say, field by field, with the reason.
+# --- What of a chat completion Converse cannot say, field by field, with the reason ---
+
 
 CHAT_ONLY: Final[FieldGaps] = {
     **{name: row for name, row in out_parts.CHAT_ONLY.items() if name != "metadata"},

@@ -322,8 +322,8 @@ def _add_gaps_of_marks(found: list[Gap], message: Json, parts: list[Json], facts
             found.append(Gap("cache_control", How.APPROXIMATED, "how long it lives is the target's to say"))
 
 
-# What a model at OpenAI's languages takes of what callers of other languages ask: how it draws, and how much it thinks. Callers
-# of OpenAI's own languages know its models, and are not corrected.
+# --- What a model at OpenAI's languages takes of what callers of other languages want ---
+
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """All efforts, the least first."""
@@ -332,7 +332,10 @@ NOT_SAMPLED: Final = "the model takes none"
 
 
 def effort_for(effort: str | None, model: ModelFacts) -> str | None:
-    """Returns the effort of a model's that is nearest to this one and no more, if there is one; None: it is told none."""
+    """Returns the effort of a model's that is nearest to this one and no more, if there is one; None: none is sent.
+
+    For callers of other languages: those of OpenAI's own know its models, and are not corrected.
+    """
     if effort is None or effort in model.efforts or not model.efforts:
         return effort if effort in model.efforts else None
     most = EFFORTS.index(effort) if effort in EFFORTS else len(EFFORTS)

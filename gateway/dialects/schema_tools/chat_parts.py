@@ -1,7 +1,8 @@
-"""What chat completions bring besides words, as the conversions to other languages read it: files first, then what may be lost.
+"""What chat completions bring besides words, as the conversions to other languages read it.
 
-Files stand there as `data:` URLs, or as base64 with a name. Data goes on as it came, as base64 text; only a text that a
-provider takes as text is decoded. Nothing is fetched.
+In this order: files, what of a conversation may be lost (`outline`), options. Files stand there as `data:` URLs, or as
+base64 with a name. Data goes on as it came, as base64 text; only a text that a provider takes as text is decoded. Nothing
+is fetched.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
 from gateway.dialects.base import FieldGaps, Json, is_blank, object_of
 from gateway.dialects.memory import IN_ID
+
+# --- Files ---
+
 
 _BY_ENDING: Final = {
     "aac": "audio/aac", "csv": "text/csv", "flac": "audio/flac", "gif": "image/gif", "htm": "text/html",
@@ -83,8 +87,7 @@ def text_in(media: Media, place: str) -> str:
         raise InvalidRequest(f"'{place}' must be base64 of a text in UTF-8.", param=place) from error
 
 
-# A chat completion at a glance: which of its fields and messages have more than every language can say. Most messages have
-# none, so that what a target would lose of a conversation is found without reading each message.
+# --- A chat completion at a glance: which fields and messages have more than every language can say ---
 
 
 NO_OPTION: Final = "the target has no such option"
@@ -100,7 +103,7 @@ OPENAIS_ALONE: Final[FieldGaps] = {
 """Top-level fields that no other maker's language has: what becomes of each there, and the values that mean nothing."""
 _SYSTEM: Final = ("system", "developer")
 _FIELDS_OF_A_CALL: Final = 3
-"""Its id, type and function."""
+"""A call's id, type and function."""
 
 
 def gaps_of_chat(body: Json, settled: Container[str], table: FieldGaps) -> list[Gap]:
@@ -134,7 +137,11 @@ class ChatOutline(NamedTuple):
 
 
 def outline(messages: Any) -> ChatOutline:
-    """Returns what there is to look at among messages; what is no message is passed over."""
+    """Returns what there is to look at among messages; what is no message is passed over.
+
+    Most messages have nothing that a language lacks, so that what a target would lose of a conversation is found without
+    reading each of them.
+    """
     notable: list[tuple[int, Json]] = []
     begins_at, has_later_system = None, False
     for number, message in enumerate(messages if isinstance(messages, list) else ()):
@@ -169,7 +176,7 @@ def _are_plain(calls: Any) -> bool:
     return True
 
 
-# Options that several languages have otherwise.
+# --- Options that several languages have otherwise ---
 
 
 EFFORTS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")
