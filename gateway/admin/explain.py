@@ -123,7 +123,7 @@ def _lines(
 
 
 def _deadline(plan: RoutePlan) -> str:
-    """Tells how long a call waits at most whose caller has set no time."""
+    """Returns in words how long a call waits at most whose caller has set no time."""
     if not plan.waits_as_client:
         return f"{plan.deadline_s:g} s to start, from the lane; a caller's own timeout wins"
     return (
@@ -133,7 +133,7 @@ def _deadline(plan: RoutePlan) -> str:
 
 
 def _part(part: RunPart | None) -> Iterator[str]:
-    """Tells which workflow a call is a part of by its key or body, and where the fuse of its runs blows."""
+    """Yields in words which workflow a call is a part of by its key or body, and where the fuse of its runs blows."""
     if part is None:
         return
     rules = part.rules
@@ -147,7 +147,7 @@ def _part(part: RunPart | None) -> Iterator[str]:
 
 
 def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
-    """Tells which answers are kept, shared and given again."""
+    """Returns in words which answers are kept, shared and given again."""
     parsed, exact = peeked.parsed or {}, caching.exact
     parts = [f"set {caching.name}"]
     parts.append("an Idempotency-Key is " + (f"kept for {caching.keep_s:g} s" if caching.keep_s else "ignored"))
@@ -162,7 +162,7 @@ def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
 
 
 def _output(rule: OutputRule, *, is_stream: bool) -> str:
-    """Tells what an answer has to be, and what is done about one that is not."""
+    """Returns in words what an answer has to be, and what is done about one that is not."""
     parts = [
         "keeps the schema that the request names, if it does"
         if rule.schema is None
@@ -290,7 +290,7 @@ def _of_tokens(rates: Rates) -> str:
 
 
 def _lane(key: Key, model: Model) -> str:
-    """Tells how a call of this key waits when nothing has room."""
+    """Returns in words how a call of this key waits when nothing has room."""
     holding = model.holding
     parts = []
     if len(model.plan) > len(model.targets):
@@ -305,7 +305,7 @@ def _lane(key: Key, model: Model) -> str:
 
 
 def _retries(retries: Retries) -> Iterator[str]:
-    """Tells how often the call may be tried, and what each class of error leads to."""
+    """Yields in words how often the call may be tried, and what each class of error leads to."""
     caps = [f"{rule.attempts}{_range(rule.above_usd, rule.below_usd)}" for rule in retries.by_cost]
     money = "" if retries.max_usd_per_call is None else f"; at most ${retries.max_usd_per_call:g} for all of them"
     yield f"attempts  {', '.join([f'{retries.attempts}', *caps])}{money}"
@@ -348,7 +348,7 @@ def _breaker(rules: BreakerRules, key: Key) -> str:
 
 
 def _counts(counting: Counting) -> str:
-    """Tells by which rule a call is charged against the limits, and whether they are learned."""
+    """Returns in words by which rule a call is charged against the limits, and whether they are learned."""
     style = counting.style
     windows = [] if style.request_window_s is None else [f"requests in windows of {style.request_window_s:g} s"]
     windows += [] if style.token_window_s is None else [f"tokens in windows of {style.token_window_s:g} s"]

@@ -49,7 +49,7 @@ class GatewayAddress:
     """Where a gateway listens."""
 
     url: str
-    """As the operator wrote it."""
+    """The URL, as the operator wrote it."""
     host: str
     port: int | None
     is_tls: bool
@@ -203,7 +203,7 @@ UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def claimed(answer: Mapping[str, Any]) -> str:
-    """Tells how many objects are the tenant's now, and which are somebody else's, one a line."""
+    """Returns in words how many objects are the tenant's now, and which are somebody else's, one a line."""
     count, others = answer["claimed"], answer["others"]
     shown = f"{_count(count, 'object')} at {safe(answer['provider'])} now of {safe(answer['tenant'])}"
     lines = [f"{safe(id)} is {safe(owner)}'s already; --move gives it all the same" for id, owner in others.items()]
@@ -211,14 +211,14 @@ def claimed(answer: Mapping[str, Any]) -> str:
 
 
 def flagged(answer: Mapping[str, Any]) -> str:
-    """Tells of each job what came of the wish that it stand still, or go on."""
+    """Returns in words what came, job by job, of the wish that it stand still, or go on."""
     words = {"done": "is paused" if answer["action"] == "pause" else "goes on", "ended": "has ended"}
     words["unknown"] = "is no job of this gateway's"
     return "\n".join(f"{safe(id)} {text}" for name, text in words.items() for id in answer[name])
 
 
 def retried(answer: Mapping[str, Any]) -> str:
-    """Tells of each job what came of the wish that it be tried again."""
+    """Returns in words what came, job by job, of the wish that it be tried again."""
     lines = []
     for one in answer["done"]:
         what = f"runs again as {safe(one['job'])}" if one["job"] else f"{_count(one['letters'], 'dead line')} run again"
@@ -235,7 +235,7 @@ def table(shown: Mapping[str, Any]) -> str:
 
 
 def sentence(row: Mapping[str, Any]) -> str:
-    """Tells the state of one target or account after a change."""
+    """Returns in words the state of one target or account after a change."""
     account = row.get("account") or {"state": "closed"}
     text = f"{safe(row['name'])} is {_state(row)} ({safe(row['reason'])}), {row.get('in_flight', 0)} in flight"
     if account["state"] == "closed":
@@ -269,7 +269,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _why(row: Mapping[str, Any]) -> str:
-    """Tells what is in the way of calls, and for how long."""
+    """Returns in words what is in the way of calls, and for how long."""
     warning = row.get("warning")
     notes = [warning] if warning else []
     if row["last_opened_s"] is not None and not (warning and warning.startswith(row["reason"])):
@@ -287,7 +287,7 @@ def _why(row: Mapping[str, Any]) -> str:
 
 
 def _p95(times: Mapping[str, Any] | None) -> str:
-    """Tells the time of the first byte of streams; where there are none, of whole answers."""
+    """Returns in words the time of the first byte of streams; where there are none, of whole answers."""
     if times is None:
         return "-"
     streams = times["streams"]["p95_s"]
@@ -349,7 +349,7 @@ def cache_table(answer: Mapping[str, Any]) -> str:
 
 
 def purged(answer: Mapping[str, Any]) -> str:
-    """Tells how many answers were forgotten."""
+    """Returns in words how many answers were forgotten."""
     count = answer["forgotten"]
     return f"{_count(count, 'answer')} forgotten" if count else "nothing matched"
 
@@ -359,7 +359,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def story(answer: Mapping[str, Any]) -> str:
-    """Tells how a call was spared its provider or was not, or how one would fare now."""
+    """Returns in words how a call was spared its provider or was not, or how one would fare now."""
     reasons = [*answer["why"]] or [None]
     facts = [
         ("call" if "request" in answer else "request", _whose(answer)),
@@ -453,7 +453,7 @@ def _saved(saved: Mapping[str, Any] | None) -> str | None:
 
 
 def saved(answer: dict[str, Any], name: str) -> str:
-    """Tells what has been done, and how the copy is used."""
+    """Returns in words what has been done, and how the copy is used."""
     return (
         f"{answer['file']}: {answer['bytes']:,} bytes, checked. To use it, stop the gateway, put it in the place of the {name} "
         "file (without the -wal file that may be beside that), and start again."
@@ -499,7 +499,7 @@ def cache_purge(options: argparse.Namespace) -> int:
 
 
 def cache_why(options: argparse.Namespace) -> int:
-    """Tells how a call fared with the caches, or how a request would fare now."""
+    """Shows how a call fared with the caches, or how a request would fare now."""
 
     def ask(client: AdminClient) -> dict[str, Any]:
         body = question(options.request, sys.stdin)

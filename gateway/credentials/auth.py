@@ -20,7 +20,7 @@ class CloudAuth:
     file: str | None = None
     profile: str | None = None
     region: str = ""
-    """Of AWS: it is a part of each signature."""
+    """The region of AWS: it is a part of each signature."""
     service: Service = "bedrock"
     access_key: str | None = None
     secret_key: str | None = field(default=None, repr=False)

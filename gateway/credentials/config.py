@@ -29,7 +29,7 @@ _STRANGE: Final[Mapping[tuple[str, str], str]] = {
     ("azure", "google"): "Azure has an `api_key`",
     ("azure", "aws"): "Azure has an `api_key`",
 }
-"""By dialect and cloud, why the one takes no credential of the other, and what to write."""
+"""Why a dialect takes no credential of a cloud, and what to write, by dialect and cloud."""
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "file": ("google file",),
     "profile": ("aws profile",),
@@ -38,7 +38,7 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "session_token": ("aws keys",),
     "token": ("aws bearer",),
 }
-"""By field, the sources that it is for."""
+"""The sources that a field is for, by field."""
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "google file": ("file",),
     "aws keys": ("access_key", "secret_key"),
@@ -47,7 +47,7 @@ _VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "aws env": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
     "aws web_identity": ("AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"),
 }
-"""Those that a source cannot do without."""
+"""The variables that a source cannot do without."""
 _SIGNED: Final = frozenset(("x-amz-date", "x-amz-security-token", "x-amz-content-sha256"))
 _SERVICE_ACCOUNT: Final = re.compile(r'"type"\s*:\s*"service_account"')
 _GOOGLE_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"

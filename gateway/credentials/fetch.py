@@ -21,7 +21,7 @@ from gateway.core.http.client.transport import ERRORS, Http1Transport, HttpxTran
 from gateway.products.jobs.webhooks.outward import in_words, timeouts_of
 
 Stamp: TypeAlias = tuple[int, int, int] | None
-"""Tells one state of a file from another; None: there is no such file."""
+"""The mark by which one state of a file differs from another; None: there is no such file."""
 
 
 MOST_FILE_BYTES = 262_144
@@ -73,7 +73,7 @@ class Minted:
 
     credential: Credential
     lasts_s: float | None
-    """From now on, in seconds; None: as long as nobody changes it."""
+    """The seconds that the credential lasts from now on; None: as long as nobody changes it."""
     files: Mapping[str, Stamp] = field(default_factory=dict)
     """What it was read from: a change there means another credential."""
 
@@ -92,7 +92,7 @@ class CredentialMissing(Exception):
 
 
 def is_word(text: str) -> bool:
-    """Tells whether a text has neither spaces nor line breaks, and no letter that a header cannot hold."""
+    """Returns whether a text has neither spaces nor line breaks, and no letter that a header cannot hold."""
     return text.isascii() and text.isprintable() and " " not in text
 
 
@@ -130,7 +130,7 @@ def why_unread(error: Exception) -> str:
 
 ANSWER_S: Final = 10.0
 NEARBY_S: Final = 2.0
-"""Of a metadata server, which is on the same machine or is not there at all."""
+"""The most seconds for a metadata server, which is on the same machine or is not there at all."""
 MOST_ANSWER_BYTES: Final = 262_144
 _MOST_SHOWN_CHARS: Final = 200
 _FAULTS: tuple[type[Exception], ...] = (*ERRORS, httpx.InvalidURL, OSError, ValueError)

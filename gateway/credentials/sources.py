@@ -182,7 +182,7 @@ class LiveCredential:
         self._refresh_at = now + max(life_s - lead_s, FIRST_RETRY_S)
 
     def _fail(self, problem: CredentialMissing) -> None:
-        """Tells of it once; the old credential serves as long as it lives."""
+        """Logs it once; the old credential serves as long as it lives."""
         if not self._failures or str(problem) != str(self._problem):
             log.warning("credential %s: %s", self._name, problem)
         self._problem = problem

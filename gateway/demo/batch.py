@@ -48,7 +48,7 @@ class BatchDemo:
     burst: int = 60
     kills: int = 2
     seed: int = 1
-    """Of the moments of the kills, and of the provider's faults and pace."""
+    """The seed of the moments of the kills, and of the provider's faults and pace."""
 
     def kill_points(self) -> list[int]:
         """Returns after how many of the provider's answers the gateway is killed."""

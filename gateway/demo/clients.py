@@ -40,7 +40,7 @@ class Habits:
     """An app's settings of its client where they differ from the defaults; `sent` is called for every request."""
 
     is_streamed: Callable[[int], bool] = lambda _number: False
-    """Tells whether the call of this number is streamed."""
+    """Returns whether the call of this number is streamed."""
     timeout_s: float | None = None
     """The timeout in seconds of a try; None: the SDK's."""
     sent: Callable[[], None] = lambda: None

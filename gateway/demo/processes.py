@@ -63,7 +63,7 @@ class DemoProcess:
 
     @property
     def has_done_its_work(self) -> bool:
-        """Tells whether it has ended well. Raises ProcessFailedError where it has not ended well."""
+        """Returns whether it has ended well. Raises ProcessFailedError where it has not ended well."""
         status = self._process.poll()
         if status:
             raise self._failed()

@@ -41,13 +41,13 @@ class JournalEntry(NamedTuple):
     """What happened in the program, in its own words."""
 
     at: float
-    """Of a clock that all processes share."""
+    """The time, of a clock that all processes share."""
     run: int
     what: str
     """`begin`, `answered`, `replayed`, `failed` or `done`."""
     step: int
     status: int | None
-    """Of the answer that was a failure; None: there was none."""
+    """The status of the answer that was a failure; None: there was none."""
 
 
 def read_journal(path: Path) -> list[JournalEntry]:

@@ -27,13 +27,13 @@ class LedgerEntry(NamedTuple):
 
     line: int
     status: int | None
-    """Of its answer; None: the connection broke before there was one."""
+    """The status of its answer; None: the connection broke before there was one."""
     is_left: bool
     """The gateway was gone before the end of the answer."""
 
     @property
     def is_paid(self) -> bool:
-        """Tells whether the provider worked for it: it answered, or was about to when the gateway was gone."""
+        """Returns whether the provider worked for it: it answered, or was about to when the gateway was gone."""
         return self.status == 200 or (self.status is None and self.is_left)
 
 
@@ -43,7 +43,7 @@ class KillNote(NamedTuple):
     at_s: float
     """Seconds since the batch was made."""
     calls: int
-    """So many calls had reached the provider."""
+    """The calls that had reached the provider."""
     kept: frozenset[int]
     """The lines whose results were on the disk."""
 
@@ -58,13 +58,13 @@ class BatchRun:
     """The calls that the limit admitted at once when the batch began."""
     kills: list[KillNote] = field(default_factory=list)
     away_s: list[float] = field(default_factory=list)
-    """How long the gateway was away after each kill."""
+    """The seconds that the gateway was away after each kill."""
     seen: list[tuple[float, int]] = field(default_factory=list)
-    """At which second the provider had given how many answers."""
+    """The answers that the provider had given, with the second of each count."""
     began_at: float | None = None
     duration_s: float = 0.0
     status: str = ""
-    """Of the batch at its end."""
+    """The status of the batch at its end."""
     answered: Sequence[int] = ()
     """The lines of the output file."""
     failed: Sequence[int] = ()
@@ -411,10 +411,10 @@ def fates_by_second(trial: Trial, seconds: int) -> list[Fate]:
 INPUT_USD, OUTPUT_USD = 2.5e-6, 10e-6
 """The price of a token."""
 ALLOWED_FAILURES = 0.001
-"""So many of the runs through the gateway may have a step that failed."""
+"""The share of the runs through the gateway that may have a step that failed."""
 CENT = 0.01
 _LATE_S = 0.5
-"""After the return of a gateway a connection to the one before may fail so late."""
+"""Seconds after the return of a gateway in which a connection to the one before may still fail."""
 
 Step = tuple[int, int]
 
@@ -425,7 +425,7 @@ class StepCall(NamedTuple):
     at: float
     step: Step
     status: int | None
-    """Of its answer; None: the connection broke before there was one."""
+    """The status of its answer; None: the connection broke before there was one."""
     is_left: bool
     """Who called was gone before the end of the answer."""
     usd: float
@@ -433,7 +433,7 @@ class StepCall(NamedTuple):
 
     @property
     def is_paid(self) -> bool:
-        """Tells whether the provider worked for it: it answered, or was about to when the caller was gone."""
+        """Returns whether the provider worked for it: it answered, or was about to when the caller was gone."""
         return self.status == 200 or (self.status is None and self.is_left)
 
 
@@ -444,11 +444,11 @@ class ProcessKill(NamedTuple):
     """`program` or `gateway`."""
     at: float
     back_at: float
-    """When it was there again."""
+    """The time at which it was there again."""
     calls: int = 0
-    """So many calls had reached the provider; of a gateway."""
+    """The calls that had reached the provider, at the kill of a gateway."""
     kept: frozenset[Step] = frozenset()
-    """The steps that were on the disk; of a gateway."""
+    """The steps that were on the disk, at the kill of a gateway."""
 
 
 class RunsReported(NamedTuple):
@@ -475,7 +475,7 @@ class WorkflowArm:
     ledger: Sequence[StepCall] = ()
     """What the provider recorded, in its order."""
     reported: RunsReported | None = None
-    """None: there was no gateway to tell it."""
+    """The report of the gateway; None: there was none on this way."""
 
     @property
     def duration_s(self) -> float:

@@ -57,10 +57,10 @@ from gateway.demo.storm import DIRECT, THROUGH
 from gateway.products.jobs.sqlite_rows import kept_steps
 
 RUNS_PER_KILL = 10
-"""A kill wants so many runs, so that there is something to kill."""
+"""The runs that a kill wants at least, so that there is something to kill."""
 _LOOK_S = 0.05
 _PATIENCE_S, _PATIENCE_PER_STEP_S, _PATIENCE_PER_KILL_S = 60.0, 0.02, 10.0
-"""One way may take so long."""
+"""The most seconds that one way may take: a basis, and more for each step and each kill."""
 _PAGE = 100
 _PACE = {"ttft": 0.06, "tokens_per_second": 4000, "jitter": 0.3, "output_tokens": 200}
 _FAULTS = ("e500=0.004", "e503=0.004", "reset=0.002")
@@ -79,7 +79,7 @@ class WorkflowDemo:
     steps: int = 10
     kills: int = 2
     seed: int = 1
-    """Of the moments of the kills, and of the provider's faults and pace."""
+    """The seed of the moments of the kills, and of the provider's faults and pace."""
 
     def kill_points(self) -> list[tuple[str, int]]:
         """Returns who is killed after how many of the provider's answers, of `program` and `gateway` in turns."""

@@ -23,7 +23,7 @@ from gateway.dialects.memory import TurnMemory
 
 Json = dict[str, Any]
 FieldGaps = Mapping[str, tuple[How, str, tuple[object, ...]]]
-"""By a field's name what becomes of it, why, and the values that mean nothing."""
+"""What becomes of a field, why, and the values that mean nothing, by the field's name."""
 MOST_NAMED: Final = 60
 """The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
 MOST_STOPS: Final = 4
@@ -125,7 +125,7 @@ class ConvertedRequest:
     source: Json
     """The caller's own request, some of which its answer repeats."""
     id: str
-    """Of the answer, without a prefix; the ids of its items are made from it."""
+    """The id of the answer, without a prefix; the ids of its items are made from it."""
     now: float
     """Wall time in seconds at which the request was converted."""
     custom_tools: frozenset[str] = field(default_factory=frozenset)
@@ -137,19 +137,19 @@ class ConvertedRequest:
     gaps: Sequence[Gap] | None = None
     """What does not arrive as it was sent; None: that was not looked for on the way."""
     place: str | None = None
-    """Where it is asked below the base URL, where that is not the pair's usual place."""
+    """The place below the base URL that it goes to, where that is not the pair's usual one."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The caller's names of the tools that go by another one there, by that one."""
     carries_proofs: bool = False
     """What its answer is signed with goes to a caller of Responses, and comes back from there."""
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """By the name of a tool that goes there without its namespace, both its namespace and its name in it."""
+    """The namespace of a tool and its name in it, by the name under which the tool goes there without its namespace."""
     read: int | None = None
     """The tokens that were read, where a header of its answer tells them."""
     wall: Callable[[], float] | None = None
     """Returns the wall time in seconds, for what tells when its answer ended; None: that is `now`."""
     via: ConvertedRequest | None = None
-    """The same request in the language in between, where it took two conversions."""
+    """The request in the language in between, where it took two conversions."""
 
 
 def with_usage(sent: ConvertedRequest) -> ConvertedRequest:
@@ -472,9 +472,9 @@ class Form:
     gap: str
     """The name of the gap of all others; empty: they stay, and are judged elsewhere."""
     fields: Mapping[str, Form | None]
-    """By its name, the form of what stands in a field; None: that is not looked at."""
+    """The forms of what stands in fields, by their names; None: that is not looked at."""
     kinds: Mapping[str, Form] = field(default_factory=dict)
-    """By its type, the form of an object that says its type, if there are several; one of another type is not looked at."""
+    """The forms of an object that says its type, by type, if there are several; one of another type is not looked at."""
 
 
 def form(gap: str, leaves: str = "", kinds: Mapping[str, Form] | None = None, /, **within: Form) -> Form:

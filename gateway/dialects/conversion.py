@@ -312,12 +312,12 @@ _DELTAS: Mapping[str, tuple[str, str]] = {
     "signature_delta": ("signature", "signature"),
     "input_json_delta": ("partial_json", "input"),
 }
-"""By the type of a delta its text, and the field of the block that this belongs to."""
+"""The text of a delta, and the field of the block that this belongs to, by the delta's type."""
 _GROWING: Mapping[str, tuple[tuple[str, str], ...]] = {
     "text": (("text", "text_delta"),),
     "thinking": (("thinking", "thinking_delta"), ("signature", "signature_delta")),
 }
-"""By the type of a block the texts that come in pieces, in their order."""
+"""The texts of a block that come in pieces, in their order, by the block's type."""
 _ENDS = ("stop_reason", "stop_sequence")
 _TOOL_CALLS = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 """The blocks whose `input` comes as the text of a JSON object."""

@@ -25,7 +25,7 @@ from gateway.dialects import shapes
 COUNT_TOKENS = "count_tokens"
 """The name of the endpoint of Anthropic's callers."""
 COUNT_GENERATED = "count_generated"
-"""That of Gemini's."""
+"""The name of the endpoint of Gemini's callers."""
 _QUESTIONS = {COUNT_TOKENS: "messages", COUNT_GENERATED: "contents"}
 """The field that is counted first of all."""
 WAIT_S = 10.0

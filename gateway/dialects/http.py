@@ -90,7 +90,7 @@ def _respond(value: object) -> Response:
 _MOST_BYTES: Final = 104_857_600
 """The Gemini API's bound of a request (docs: file input methods, inline data)."""
 GENERATE: Final = Endpoint("generate", "/generate", sse="generate", tokens="both", most_body_bytes=_MOST_BYTES)
-"""Its path is a name inside the gateway."""
+"""The endpoint of generateContent; its path is a name inside the gateway."""
 VERSIONS: Final = ("/v1beta", "/v1")
 COUNT: Final = Endpoint(COUNT_GENERATED, "/generate/count", sse="generate", tokens="input", most_body_bytes=_MOST_BYTES)
 KNOWN: Final = "/v1beta/models/MODEL:generateContent"

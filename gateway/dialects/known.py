@@ -170,7 +170,7 @@ class ListPage(NamedTuple):
     """One page of a list."""
 
     facts: Mapping[str, Mapping[str, Any]]
-    """By the provider's name for the model, the fields of `ModelFacts`."""
+    """The fields of `ModelFacts`, by the provider's name for the model."""
     next: bytes | None
     """The query of the next page; None: this is the last one."""
 

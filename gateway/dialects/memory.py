@@ -315,7 +315,7 @@ class ThoughtMemory:
         self._most_bytes = most_bytes
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._unknown: OrderedDict[Key, float] = OrderedDict()
-        """Until when turns are not asked of other processes again, which did not know them."""
+        """The times until which turns that other processes did not know are not looked for there again."""
         self._lock = Lock()
         self.bytes = 0
         """The bytes that the memory takes, at least as many as it really does."""

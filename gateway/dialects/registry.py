@@ -131,7 +131,7 @@ class Pair:
     keeps_bytes: bool = False
     """The caller's language is the target's, but for fields around it: all others go as they are written."""
     most_texts: MostTexts | None = None
-    """How many texts go in one call; None: nothing is asked for in pieces."""
+    """How many texts go in one call; None: nothing goes in pieces."""
     counted_in: bytes = b""
     """The header of an answer that tells how many tokens were read; empty: the answer does."""
 
@@ -272,7 +272,7 @@ INTO_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "messages": ("gateway.dialects.anthropic.in_gaps", "MessagesOverChat"),
     "generate": ("gateway.dialects.gemini.in_gaps", "GenerateOverChat"),
 }
-"""By the caller's language, what serves it by chat completions."""
+"""The translators that serve a caller's language by chat completions, by that language."""
 _OUT_OF_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "responses": (_OPENAI, "ChatOverResponses"),
     "messages": (_CLAUDE, "ChatOverMessages"),
@@ -281,16 +281,16 @@ _OUT_OF_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "converse": ("gateway.dialects.bedrock.request", "ChatOverConverse"),
     "claude_at_vertex": (_CLAUDE, "ChatAtVertex"),
 }
-"""By the target's language, what serves a caller of chat completions by it."""
+"""The translators that serve callers of chat completions by a target's language, by that language."""
 _OUT_OF_HUB: Final[Mapping[str, tuple[str, str]]] = {"responses": (_OPENAI, "HubOverResponses")}
-"""The same for callers of other languages, where it is not the same."""
+"""The translators that serve callers of other languages, where they are not those of `_OUT_OF_CHAT`."""
 _FORMS: Final[Mapping[str, tuple[str, str]]] = {
     "chat": ("gateway.dialects.openai.fields", "CHAT"),
     "responses": ("gateway.dialects.openai.fields", "RESPONSES"),
     "messages": ("gateway.dialects.anthropic.in_gaps", "MESSAGES"),
     "generate": ("gateway.dialects.gemini.in_gaps", "GENERATE"),
 }
-"""By the caller's language, the fields that a request in it may have."""
+"""The fields that a request may have, by the caller's language."""
 
 
 class _Direct(NamedTuple):
@@ -303,7 +303,7 @@ class _Direct(NamedTuple):
     kept_headers: Container[bytes] = ()
     """Headers of the caller's that mean something in its language alone, and to this target."""
     keeps_bytes: bool = False
-    """Of the body only the fields around it change."""
+    """Only the fields around the body change."""
     most_texts: MostTexts | None = None
     """How many texts go in one call, of embeddings."""
     counted_in: bytes = b""
@@ -363,7 +363,7 @@ _DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
     (COUNTS, "generate"): _Direct((_GEMINI, "CountsOfGenerate"), _at_google("", "countTokens")),
     (COUNTS, "vertex"): _Direct((_GEMINI, "CountsAtVertexAI"), _at_google(_PUBLISHER, "countTokens")),
 }
-"""By the caller's endpoint and the target's language, where one leads straight to the other."""
+"""The ways that lead straight, by the caller's endpoint and the target's language."""
 
 _PLACES: Final[Mapping[str, Place]] = {
     "chat": lambda _model, _is_stream: PATHS["chat"],
@@ -378,7 +378,7 @@ _HEADERS: Final[Mapping[str, RawHeaders]] = {"messages": ((b"anthropic-version",
 """Headers that a language requires, by its name. Of Anthropic's versions the older one takes all that the newer one does, and
 `temperature` besides, where the model has it."""
 _PREFERRED: Final = tuple(_PLACES)
-"""Of several languages that a target speaks and the caller does not, the first of these is taken."""
+"""The languages in order of preference: of several that a target speaks and the caller does not, the first is taken."""
 
 
 def pair_at(path: str) -> Pair | None:

@@ -89,9 +89,9 @@ class ConvertingReader(ABC):
     def __init__(self) -> None:
         self._events = EventReader()
         self._is_over = False
-        """The end was told, or an error: nothing follows."""
+        """The end has left, or an error: nothing follows."""
         self.reported: Any = None
-        """As `base.Reader` has it."""
+        """The report of the provider, as `base.Reader` has it."""
 
     @property
     def is_over(self) -> bool:
@@ -208,7 +208,7 @@ class ChatStreamWriter:
         self.head: Json = {}
         """What every piece repeats; empty until the stream has begun."""
         self.before = b""
-        """Of a piece, all that stands before its delta; empty until the stream has begun."""
+        """All that stands before the delta in a piece; empty until the stream has begun."""
         self.calls = 0
         self.has_output = False
         """Words, thoughts or calls are written: an error that follows is the caller's."""

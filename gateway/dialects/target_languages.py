@@ -51,7 +51,7 @@ _KNOWN: Final[Mapping[str, frozenset[str]]] = {
     "mistral": frozenset(("metadata", "prompt_cache_key")),
     **dict.fromkeys(("vllm", "sglang", "together", "fireworks"), frozenset(("top_k",))),
 }
-"""By the kind of a server what it knows beside the fields that all of them have (see `ServerFacts.knows`)."""
+"""What a server knows beside the fields that all of them have (see `ServerFacts.knows`), by its kind."""
 
 FindModel = Callable[[str], ModelFacts]
 """Returns what is known of a model by the provider's name for it."""

@@ -287,7 +287,7 @@ class ConversationWire:
         self._takes = taken_by(place.kind, takes_words=facts_of(place.kind).takes_reasoning)
         self._issuers = issuers
         self._wants_reasoning = False
-        """It has refused a turn without reasoning, and taken what stands for it."""
+        """The provider has refused a turn without reasoning, and taken what stands for it."""
         self.errors = inner.errors
 
     def __repr__(self) -> str:

@@ -96,7 +96,7 @@ class Emulator:
         self.stats = Stats(wall)
         self.config = config
         self.on_change: Callable[[], None] = lambda: None
-        """Is called after every change of config or start of the schedule, for the listener of connections."""
+        """Runs after every change of config or start of the schedule, for the listener of connections."""
         self.reset()
 
     def configure(self, config: EmulatorConfig) -> None:

@@ -67,7 +67,7 @@ class EmulatedBatches:
         self.files: dict[str, EmulatedFile] = {}
         self.batches: dict[str, dict[str, Any]] = {}
         self.served: Counter[str] = Counter()
-        """By custom_id, how often a line was answered, and would have to be paid for."""
+        """How often a line was answered, and would have to be paid for, by custom_id."""
 
     def serve(self, method: str, path: str, query: bytes, content_type: bytes, body: bytes) -> EmulatedReply:
         """Answers a request below `/v1/files` or `/v1/batches`. Raises ProblemError."""
@@ -278,11 +278,11 @@ class EmulatedMessageBatches:
         self.requests: dict[str, list[dict[str, Any]]] = {}
         self.results: dict[str, bytes] = {}
         self.served: Counter[str] = Counter()
-        """By custom_id, how often a request was answered, and would have to be paid for."""
+        """How often a request was answered, and would have to be paid for, by custom_id."""
         self._origin = ""
-        """Of those who ask, where they fetch results."""
+        """The origin at which callers fetch results."""
         self.made = 0
-        """Batches, those that were removed again among them."""
+        """The batches made so far, those that were removed again among them."""
 
     def serve(
         self, method: str, path: str, query: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes

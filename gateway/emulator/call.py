@@ -121,7 +121,7 @@ class Recorded:
     is_left: bool = False
     """The peer left before the end of the answer."""
     tokens: tuple[int, int] | None = None
-    """Of its input, and of the answer that it was to get; None: it got none, or its kind has no tokens."""
+    """The tokens of its input, and of the answer that it was to get; None: it got none, or its kind has no tokens."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns JSON values: header bytes as latin-1, the body as text for reading and as base64 for comparing."""

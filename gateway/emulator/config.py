@@ -91,11 +91,11 @@ class FaultRule:
     key: str | None = None
 
     def concerns(self, model: str, key: str) -> bool:
-        """Tells whether calls of this model and key meet the fault."""
+        """Returns whether calls of this model and key meet the fault."""
         return self.model in (None, model) and self.key in (None, key)
 
     def holds(self, elapsed_s: float) -> bool:
-        """Tells whether the rule holds at this time."""
+        """Returns whether the rule holds at this time."""
         if elapsed_s < self.from_s or (self.to_s is not None and elapsed_s >= self.to_s):
             return False
         return self.on_s is None or (elapsed_s - self.from_s) % (self.on_s + self.off_s) < self.on_s
@@ -206,7 +206,7 @@ class FaultPlan:
 
     @property
     def is_about_connections(self) -> bool:
-        """Tells whether `connection_fault` can ever be other than None."""
+        """Returns whether `connection_fault` can ever be other than None."""
         return any(rule.fault.kind in CONNECTION_FAULTS for rule in self.rules)
 
     def pick(self, model: str, now: float, key: str = "") -> Fault | None:

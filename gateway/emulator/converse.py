@@ -154,7 +154,7 @@ def _check_reasoning(value: Mapping[str, Any], where: str) -> None:
 
 
 def is_blank(text: object) -> bool:
-    """Tells whether a text field has no text."""
+    """Returns whether a text field has no text."""
     return not isinstance(text, str) or not text.strip()
 
 
@@ -242,7 +242,7 @@ def wish_of(data: Mapping[str, Any]) -> ToolWish:
 
 
 def ends_with_result(data: Mapping[str, Any]) -> bool:
-    """Tells whether the last message brings the result of a tool."""
+    """Returns whether the last message brings the result of a tool."""
     return any("toolResult" in block for block in data["messages"][-1]["content"])
 
 

@@ -303,7 +303,7 @@ def wish_of(data: Mapping[str, Any]) -> ToolWish:
 
 
 def ends_with_result(data: Mapping[str, Any]) -> bool:
-    """Tells whether the last content brings the result of a function."""
+    """Returns whether the last content brings the result of a function."""
     return any("functionResponse" in part for part in data["contents"][-1]["parts"])
 
 

@@ -377,7 +377,7 @@ def form_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def ends_with_result(data: Mapping[str, Any]) -> bool:
-    """Tells whether the last message brings the result of a tool."""
+    """Returns whether the last message brings the result of a tool."""
     content = data["messages"][-1]["content"]
     return isinstance(content, list) and any(block.get("type") == "tool_result" for block in content)
 

@@ -188,7 +188,7 @@ def _stream(
 
 
 def wants_usage(request: CheckedRequest) -> bool:
-    """Tells whether the caller asked for the extra usage chunk."""
+    """Returns whether the caller asked for the extra usage chunk."""
     options = request.data.get("stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
 

@@ -522,7 +522,7 @@ def held(data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def is_name(pattern: re.Pattern[str], value: object) -> bool:
-    """Tells whether a value is a text of this pattern."""
+    """Returns whether a value is a text of this pattern."""
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 

@@ -259,7 +259,7 @@ def _an(value: object) -> str:
 
 
 Known = Mapping[str, Any]
-"""By a field's name the fields within it; None: it is not looked at (schemas, metadata and arguments are anybody's)."""
+"""The fields within a field, by its name; None: it is not looked at (schemas, metadata and arguments are anybody's)."""
 
 
 def _known(leaves: str, **within: Known) -> Known:
@@ -322,7 +322,7 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
         ),
     }
 )
-"""By endpoint, the fields of a request; the tools of Responses are of too many kinds."""
+"""The fields of a request, by endpoint; the tools of Responses are of too many kinds."""
 
 
 def refuse_unknown(endpoint: str, data: Mapping[str, Any]) -> None:

@@ -159,7 +159,7 @@ MESSAGE_BATCHES = re.compile(r"(?:/anthropic)?(?:/v1)?/messages/batches(?:/([^/]
 
 
 def is_of_batches(path: str) -> bool:
-    """Tells whether a path is one of Message Batches."""
+    """Returns whether a path is one of Message Batches."""
     return MESSAGE_BATCHES.fullmatch(path) is not None
 
 

@@ -46,7 +46,7 @@ class Channel:
 
     @property
     def has_unsent(self) -> bool:
-        """Tells whether some message waits for the worker to read, and for `flush`."""
+        """Returns whether some message waits for the worker to read, and for `flush`."""
         return bool(self._unsent)
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -158,7 +158,7 @@ def places(settings: Settings, policy: PolicySnapshot) -> list[ListenerPlace]:
 
 
 def deals_out() -> bool:
-    """Tells whether the kernel spreads connections over the listeners of one port."""
+    """Returns whether the kernel spreads connections over the listeners of one port."""
     return sys.platform == "linux"
 
 

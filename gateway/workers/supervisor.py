@@ -47,7 +47,9 @@ ASK_S = 1.0
 SILENT_S = 5.0
 """Seconds without an answer after which a worker hangs."""
 LAST_SILENT_S = 2.0
-"""The same once the grace of a stop is over: whoever still runs then is only closing, and nothing waits for it."""
+"""Seconds without an answer after which a worker hangs, once the grace of a stop is over: whoever still runs then is only
+closing, and nothing waits for it.
+"""
 START_S = 60.0
 """Seconds after its fork by which a worker has to be ready, or it hangs; once the grace of a stop is over: none."""
 STACKS_S = 0.5

@@ -226,7 +226,7 @@ class MessageBlock:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.is_signed = False
-        """It is thinking, and its signature has left: nothing can follow."""
+        """The block is thinking, and its signature has left: nothing can follow."""
         self.characters = 0
         """The characters that have left."""
         self._place = -1
@@ -562,7 +562,7 @@ class ChatAsMessages(ChatStreamReader):
         self._blocks = MessageBlocks(is_to_mark=in_request.is_to_mark(sent.source))
         self._calls: list[ToolUse] = []
         self._ids: set[str] = set()
-        """Those of the calls."""
+        """The ids of the calls."""
         self._by_index: dict[int, ToolUse] = {}
         """The call that pieces with an index belong to."""
         self._names = names_back(sent.source)

@@ -608,7 +608,7 @@ class _Turn:
         self.calls: list[Json] = []
         self.details: list[Json] = []
         self.thoughts: list[tuple[str, bool]] = []
-        """Its words, and whether a provider vouches for them."""
+        """The words of thoughts, and whether a provider vouches for them."""
         self.extras: dict[str, Json] = {}
         """What a provider adds to a call, by the call's id."""
         self.mark: Any = None

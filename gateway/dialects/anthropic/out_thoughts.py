@@ -31,14 +31,14 @@ _THOUGHTS: Final = frozenset(("thinking", "redacted_thinking"))
 _KNOWN: Final = _THOUGHTS | {"text", "tool_use"}
 """The blocks of which a caller hears; what has others cannot be repeated by one."""
 _CITATION_CHARACTERS: Final = 64
-"""What a citation is at least, besides the words that it cites."""
+"""The least characters of a citation besides the words that it cites."""
 
 
 class RememberedTurns(NamedTuple):
     """What is known of turns that came back without their thoughts."""
 
     contents: Mapping[int, list[Json]]
-    """By the numbers of their messages."""
+    """The contents of the turns, by the numbers of their messages."""
     has_foreign: bool
     """Some were signed by another provider."""
 

@@ -188,7 +188,7 @@ class Frame(NamedTuple):
     event: str | None
     """The event's name; None: the frame is no event but an error."""
     headers: Mapping[str, str]
-    """Those that are strings."""
+    """The headers that are strings."""
     payload: bytes
 
 
@@ -320,7 +320,7 @@ class ConverseAsChat:
         """Characters of text written, and those before the block that is open."""
         self._citations: list[Json] = []
         self._cited: list[Json] = []
-        """Of the block that is open."""
+        """The citations of the block that is open."""
         self._turn = ContentRecorder() if sent.memory is not None and "toolConfig" in sent.body else None
         """What is to be remembered, where there may be calls."""
         self._finish: str | None = None

@@ -103,7 +103,7 @@ class Blocks:
 
     def __init__(self) -> None:
         self.has_points = False
-        """One was made."""
+        """A point was made."""
         self._names: set[str] = set()
 
     def point(self, given: Json) -> list[Json]:

@@ -115,9 +115,9 @@ class Words:
         self._bytes = self._wide_bytes = 0
         self._wide: list[bytes] = []
         self._starts: list[int] = []
-        """Where each of these begins, in bytes."""
+        """The beginnings of the stretches of wide words, in bytes."""
         self._more = [0]
-        """How many more bytes than characters there are before each of these."""
+        """How many more bytes than characters there are before each stretch."""
 
     def add(self, text: str) -> None:
         if text.isascii():
@@ -534,7 +534,7 @@ class GenerateAsChat(ConvertingReader):
         self._out = ChatStreamWriter(sent)
         self._candidates: dict[int, Candidate] = {}
         self._before: dict[int, bytes] = {}
-        """Of a piece of each candidate, all that stands before its delta."""
+        """All that stands before the delta in a piece, by candidate."""
         self._blocked: str | None = None
 
     def _at_end(self, *, is_clean: bool) -> bytes:

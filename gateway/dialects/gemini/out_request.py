@@ -596,7 +596,7 @@ class _Contents:
         self._system: list[Json] = []
         self._made: list[Json] = []
         self._role = ""
-        """Of the content that was made last."""
+        """The role of the content that was made last."""
 
     def all(self) -> tuple[list[Json], list[Json]]:
         """Returns the instructions and the contents, of which there has to be one."""

@@ -400,13 +400,13 @@ class ResponsesAsChat(ConvertingReader):
         self._includes_usage = bool(object_of(sent.source.get("stream_options")).get("include_usage"))
         self._head: Json | None = None
         self._before_text = b""
-        """Of a piece with words, all that stands before them; empty until the stream has begun."""
+        """All that stands before the words in a piece with words; empty until the stream has begun."""
         self._calls: dict[int, _OpenCall] = {}
-        """By their places among the response's items."""
+        """The open calls, by their places among the response's items."""
         self._sent_places: set[int] = set()
-        """The items whose words were told, by place."""
+        """The places of the items whose words have left."""
         self._thought: tuple[int, str, int] | None = None
-        """The part whose reasoning was told last."""
+        """The part whose reasoning has left last."""
         self._citations: list[Json] = []
         self._cited = 0
         """The characters of the parts whose citations are known."""
@@ -488,7 +488,7 @@ class ResponsesAsChat(ConvertingReader):
         return self._delta({field: text})
 
     def _think(self, part: tuple[int, str, int], text: Any) -> bytes:
-        """Tells reasoning; its parts are paragraphs."""
+        """Returns the pieces of reasoning; its parts are paragraphs."""
         if not isinstance(text, str) or not text:
             return b""
         self._sent_places.add(part[0])

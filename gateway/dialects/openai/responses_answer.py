@@ -328,9 +328,9 @@ class OpenCall(Growing):
         self.id = self.name = ""
         self.is_custom = False
         self.is_wrapped = False
-        """It is of a tool that went out as a function, so what it is called with is known at its end only."""
+        """The call is of a tool that went out as a function, so its input is known at its end only."""
         self.is_search = False
-        """It searches tools, of which no events tell what it is called with."""
+        """The call searches tools; no events carry its input."""
         self.place = -1
         self.lead = ""
         """A beginning of its arguments that may still become `null`."""
@@ -387,7 +387,7 @@ class ChatAsResponses(ConvertingReader):
         self._open: OpenItem | None = None
         """The message or the reasoning that grows."""
         self._part: OpenPart | None = None
-        """Its part that grows."""
+        """The part of the open item that grows."""
         self._calls: list[OpenCall] = []
         self._by_index: dict[int, OpenCall] = {}
         """The call that pieces with an index belong to."""
@@ -552,7 +552,7 @@ class ChatAsResponses(ConvertingReader):
             call.pieces.append(text)
 
     def _tell_proofs(self, made: list[bytes]) -> None:
-        """Tells what was signed, before what it belongs to; behind all of it what has come late."""
+        """Adds the events of what was signed, before what it belongs to; behind all of it what has come late."""
         mark = self._proofs.as_mark()
         self._proofs = CarriedProofs([], {})
         if mark:
@@ -594,7 +594,7 @@ class ChatAsResponses(ConvertingReader):
         return item | {"status": "incomplete"} if is_cut else item
 
     def _end(self) -> bytes:
-        """Tells the end, if the provider has told why: without a finish reason `[DONE]` ends a cut answer, too."""
+        """Returns the events of the end, if it has a reason: without a finish reason `[DONE]` ends a cut answer, too."""
         if self._is_over or self._begun is None or self._finish is None:
             return b""
         if not all(call.name for call in self._calls):
@@ -612,7 +612,7 @@ class ChatAsResponses(ConvertingReader):
         return b"".join(made)
 
     def _fail(self, error: Json) -> bytes:
-        """Tells what the provider has reported; nothing follows."""
+        """Returns the event of what the provider has reported; nothing follows."""
         self._is_over = True
         code = error.get("code") or error.get("type")
         failure = {

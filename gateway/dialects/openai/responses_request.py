@@ -51,7 +51,7 @@ class FlatRequest(NamedTuple):
     body: Json
     """The request itself where it is one already."""
     names: Mapping[str, _Qualified]
-    """By the name that a tool goes by, its namespace's and its own."""
+    """The namespace of a tool and its own name, by the name that it goes by."""
     gaps: Sequence[Gap]
     """What is lost of its tools on the way."""
 
@@ -277,7 +277,7 @@ class _Messages:
         self._extras: dict[str, Json] = {}
         """What a provider has said besides of calls of the turn, by their ids."""
         self._pictures: list[Json] = []
-        """Of tools' results, which chat completions take from users only."""
+        """Pictures of tools' results, which chat completions take from users only."""
         self._unanswered: dict[str, str] = {}
         """The calls whose results have to come next: their ids, and where they stand."""
         if body.get("instructions"):

@@ -42,9 +42,9 @@ class Media(NamedTuple):
     """A picture or file that is in the request itself."""
 
     type: str
-    """In lower case, without parameters: `image/png`; empty where nothing says it."""
+    """The media type in lower case, without parameters: `image/png`; empty where nothing says it."""
     data: str
-    """As base64."""
+    """The data, as base64."""
 
 
 def data_url(url: str) -> Media | None:

@@ -231,10 +231,10 @@ class ToolResult(NamedTuple):
 
     id: str
     name: str
-    """Of the tool: some providers pair by it (braintrustdata/lingua#166)."""
+    """The name of the tool: some providers pair by it (braintrustdata/lingua#166)."""
     message: Json
     number: int
-    """Of its message."""
+    """The number of its message."""
 
     @property
     def place(self) -> str:
