@@ -1,9 +1,9 @@
 """The records of the demos' runs, and what they came to.
 
-Of a batch whose gateway was killed on the way, of a storm and of an outage (by the client and the provider's counters), and of
-workflows whose program was killed, too. Pure: `now` comes in, in seconds on any monotonic clock. It must not know how figures
-are shown. Invariants: a call is recorded exactly once, with or without an answer; events before `begin` do not count; what was
-paid is taken from what the provider recorded, and nothing of it from the gateway or the program.
+In this order: a batch whose gateway was killed on the way, a storm and an outage (by the client and the provider's
+counters), workflows whose program was killed, too. Pure: `now` comes in, in seconds on any monotonic clock. It must not
+know how figures are shown. Invariants: a call is recorded exactly once, with or without an answer; events before `begin` do
+not count; what was paid is taken from what the provider recorded, and nothing of it from the gateway or the program.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.demo.program import JournalEntry
+
+# --- A batch ---
 
 
 class LedgerEntry(NamedTuple):
@@ -166,6 +168,9 @@ def _paid(entries: Iterable[LedgerEntry]) -> set[int]:
     return {entry.line for entry in entries if entry.is_paid}
 
 
+# --- A storm ---
+
+
 OVERHEAD = "x-gateway-overhead-ms"
 
 
@@ -274,6 +279,9 @@ def per_second(ticks: Iterable[Tick], seconds: int) -> list[tuple[int, int]]:
         second = min(int(at_s), seconds - 1)
         counts[second] = (counts[second][0] + answered, counts[second][1] + refused)
     return counts
+
+
+# --- An outage ---
 
 
 class CallEnd(NamedTuple):
@@ -406,6 +414,9 @@ def fates_by_second(trial: Trial, seconds: int) -> list[Fate]:
     for call in trial.ended:
         made[min(int(call.made_at_s), seconds - 1)].append(call)
     return [fate_of(calls, trial.late_s) for calls in made]
+
+
+# --- Workflows ---
 
 
 INPUT_USD, OUTPUT_USD = 2.5e-6, 10e-6

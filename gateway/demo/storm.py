@@ -1,9 +1,10 @@
 """The scenarios "outage" and "storm", straight at the provider and through the gateway, with all servers in this process.
 
-An outage is steady traffic while a provider dies, falls silent, crawls, flaps, throttles and errs; two worlds run at the same
-time, so that both have the same machine: in one the app calls the provider itself, in the other a gateway that knows a second
-provider. A storm is more calls at once than the limit allows. It must not know how results are shown. Invariants: both ways
-meet the same limit and the same faults at the same time, with the same client; no server is left when its context ends.
+In this order: the servers, the outage, the storm. An outage is steady traffic while a provider dies, falls silent, crawls,
+flaps, throttles and errs; two worlds run at the same time, so that both have the same machine: in one the app calls the
+provider itself, in the other a gateway that knows a second provider. A storm is more calls at once than the limit allows.
+It must not know how results are shown. Invariants: both ways meet the same limit and the same faults at the same time, with
+the same client; no server is left when its context ends.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from gateway.emulator.app import EmulatorServer
 from gateway.emulator.call import Stats
 from gateway.emulator.config import EmulatorConfig, parse_rule
 from gateway.settings import Settings
+
+# --- The servers ---
 
 
 class _Nowhere(StringIO):
@@ -109,6 +112,9 @@ def _silenced(logger: logging.Logger) -> Iterator[None]:
 
 def _entry(base_url: str) -> dict[str, str]:
     return {"dialect": "openai", "kind": "openai", "base_url": base_url, "api_key": API_KEY}
+
+
+# --- The outage ---
 
 
 ATTEMPTS = "x-gateway-attempts"
@@ -276,6 +282,9 @@ async def _warm_up_worlds(worlds: Iterable[World]) -> None:
         await asyncio.gather(*first, return_exceptions=True)  # if they fail, so will those that count
 
 
+# --- The storm ---
+
+
 _FILES_PER_CALL = 4  # two connections of two ends each, all in this process
 _TICK_S = 0.02
 _STORM_PACE = EmulatorConfig(ttft_s=0.2, tokens_per_second=200.0, output_tokens=40)
@@ -368,6 +377,9 @@ def _allow_files(count: int) -> None:
         wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
         with suppress(OSError, ValueError):  # the calls that find no file then fail and are shown as failed
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+# --- The traffic of a trial ---
 
 
 Now = Callable[[], float]

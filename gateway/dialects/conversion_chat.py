@@ -1,10 +1,11 @@
 """Converts a streamed chat or text completion into a whole one, and the other way round.
 
-Chunks are merged: a delta adds (`add`), which is to say that the texts that are known to come in pieces grow, lists whose
-entries have an `index` grow entry by entry, and everything else comes once. What stands around deltas is said again and again
-(`agree`): it has to be the same each time, or more of the same. A whole answer is cut into the chunks that put together make it
-again. Invariants: `chunks_of` and `completion_of` are the inverse of each other, or one of them has given up; what could be put
-together in two ways raises `Ambiguous`; nothing is guessed, nothing is dropped.
+In this order: how chunks are merged (`add`, `agree`), chunks as a whole answer, a whole answer as chunks. A delta adds: the
+texts that are known to come in pieces grow, lists whose entries have an `index` grow entry by entry, and everything else
+comes once. What stands around deltas is repeated: it has to be the same each time, or more of the same. A whole answer is
+cut into the chunks that put together make it again. Invariants: `chunks_of` and `completion_of` are the inverse of each
+other, or one of them has given up; what could be put together in two ways raises `Ambiguous`; nothing is guessed, nothing
+is dropped.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any
 
 from gateway.core.openai.sse import failed_reason
 from gateway.core.openai.transcript import usage_in
+
+# --- How chunks are merged ---
+
 
 _TEXTS = frozenset(
     (
@@ -167,6 +171,9 @@ def _agreed(old: Any, new: Any) -> Any:
     raise Ambiguous("said twice, and not the same")
 
 
+# --- Chunks as a whole answer ---
+
+
 Json = dict[str, Any]
 
 PIECE_LENGTH = 2_000
@@ -288,6 +295,9 @@ def normal(body: Json, *, is_chat: bool) -> Json:
     choices.sort(key=index_of)
     rest = {name: value for name, value in body.items() if (name, value) != ("usage", None)}
     return rest | {"object": "chat.completion" if is_chat else "text_completion"}
+
+
+# --- A whole answer as chunks ---
 
 
 def chunks_of(body: Json, *, is_chat: bool, include_usage: bool) -> list[Json]:

@@ -31,6 +31,9 @@ from gateway.emulator.replies import (
 )
 from gateway.emulator.routes import ENDPOINTS, MESSAGE_BATCHES, EmulatedEndpoint, canonical
 
+# --- OpenAI's ---
+
+
 MOST_FILES = 10_000
 """Older ones are forgotten."""
 _WINDOW_S = 86_400
@@ -254,6 +257,9 @@ def _page(entries: list[dict[str, Any]], params: Mapping[str, str]) -> EmulatedR
     page = entries[start : start + limit]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return json_reply({"object": "list", "data": page, **ends, "has_more": start + limit < len(entries)})
+
+
+# --- Anthropic's ---
 
 
 MOST_REQUESTS = 100_000

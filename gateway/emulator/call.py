@@ -1,11 +1,10 @@
 """One call on the wire: its request, who calls, what is counted of it, and every way to answer it or to fail to.
 
-In this order: the counters and the last requests; `EmulatedCall`, which knows ASGI and, through `EmulatorServer`, the transport
-below it; the headers by which each provider names itself, and keys in each provider's manner; `perform`, which acts an answer
-out at its pace, whole, or broken as its fault says. It must not know why a fault was picked. Invariants: memory is bounded; a
-peer that leaves before the last byte is noticed at once, counted once, and ends every wait of the call; without a fault every
-answer ends properly, with one exactly as `config.FAULTS` describes it. Sources for keys: the providers' pages on
-authentication, and AWS's on Signature Version 4.
+In this order: the counters and the last requests; `EmulatedCall`, which knows ASGI and, through `EmulatorServer`, the
+transport below it; the headers by which each provider names itself; `perform`, which acts an answer out at its pace, whole,
+or broken as its fault says; keys in each provider's manner. It must not know why a fault was picked. Invariants: memory is
+bounded; a peer that leaves before the last byte is noticed at once, counted once, and ends every wait of the call; without
+a fault every answer ends properly, with one exactly as `config.FAULTS` describes it.
 """
 
 from __future__ import annotations
@@ -42,6 +41,9 @@ from gateway.emulator.replies import (
     overload,
     overloaded_503,
 )
+
+# --- The counters and the last requests ---
+
 
 _MAX_LABELS = 1000
 _OTHER = "(other)"
@@ -168,6 +170,9 @@ class Recorder:
         """Forgets them all."""
         self._kept.clear()
         self._bytes = 0
+
+
+# --- The call ---
 
 
 Scope = MutableMapping[str, Any]
@@ -363,6 +368,9 @@ def reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
+# --- The headers by which each provider names itself ---
+
+
 _ORGANIZATION: Headers = ((b"openai-organization", b"org-emulator"), (b"openai-version", b"2020-10-01"))
 
 
@@ -385,6 +393,9 @@ def identity_of(dialect: str, draw: int) -> tuple[str, str, Headers]:
     elif dialect == "anthropic":
         headers += ((b"request-id", name.encode()),)
     return dialect, name, headers
+
+
+# --- Answers acted out, whole or broken ---
 
 
 _FINISH_REASON = re.compile(rb'"finish_reason":"\w+"')
@@ -605,6 +616,9 @@ def _retry_after(fault: Fault) -> Headers:
     return ((b"retry-after", f"{fault.seconds:.15g}".encode()),) if fault.seconds is not None else ()
 
 
+# --- Keys, in each provider's manner ---
+
+
 _SIGNED = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/,\s]+)/(\d{8}/[^/]+/[^/]+/aws4_request),\s*SignedHeaders=([^,\s]+),\s*Signature=(\w+)"
 )
@@ -617,7 +631,10 @@ _MUST_SIGN = frozenset({"host", "x-amz-date"})
 
 
 def key_of(call: EmulatedCall) -> str:
-    """Returns the key of a call: of AWS's signature the id of the key, or nothing."""
+    """Returns the key of a call: of AWS's signature the id of the key, or nothing.
+
+    Sources: the providers' pages on authentication, and AWS's on Signature Version 4.
+    """
     bearer = call.header(b"authorization").decode("latin-1")
     if call.dialect not in LANGUAGES:
         if bearer[:7].lower() == "bearer ":

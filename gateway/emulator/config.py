@@ -17,6 +17,9 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+# --- Faults ---
+
+
 FAULTS: Mapping[str, str] = MappingProxyType(
     {
         "refuse": "the whole server: dead, connections are refused and open ones dropped",
@@ -292,6 +295,9 @@ def _number(
         upper = f" to {high:g}" if high is not None else " or more"
         raise ValueError(f"{name}: expected a number from {low:g}{upper}, got {raw!r}")
     return number
+
+
+# --- The config ---
 
 
 DIALECTS = ("openai", "azure", "anthropic")

@@ -33,6 +33,9 @@ from gateway.emulator.replies import (
 from gateway.emulator.requests import CheckedRequest
 from gateway.emulator.writer import CLAUDE, Block, Composed, Segment, ToolWish, Writer, compose, sign
 
+# --- The messages and their blocks, each by itself ---
+
+
 Blocks = Sequence[Mapping[str, Any]]
 _BLOCKS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -173,6 +176,9 @@ def _texts(block: Mapping[str, Any]) -> Iterator[str]:
             yield each["text"] if "text" in each else text_of(each.get("json", {}))
     elif "reasoningContent" in block:
         yield (block["reasoningContent"].get("reasoningText") or {}).get("text", "")
+
+
+# --- The whole request ---
 
 
 _FIELDS = frozenset(
@@ -361,6 +367,9 @@ def schema_of(data: Mapping[str, Any]) -> object:
         return orjson.loads(schema) if isinstance(schema, str) else ""
     except orjson.JSONDecodeError:
         return ""
+
+
+# --- The answer ---
 
 
 _STOP_REASONS: Mapping[str, str] = MappingProxyType(

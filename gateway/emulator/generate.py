@@ -33,6 +33,9 @@ from gateway.emulator.writer import (
     tokens,
 )
 
+# --- The contents: names, parts, and the pairing of calls with their results ---
+
+
 _DATA = frozenset(
     {
         "text",
@@ -250,6 +253,9 @@ def texts_of(content: Mapping[str, Any]) -> Iterator[str]:
             yield text_of(part["functionResponse"].get("response", {}))
 
 
+# --- Tools and settings ---
+
+
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}")
 _MODES = ("MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED")
 
@@ -384,6 +390,9 @@ def _check_config(config: Mapping[str, Any]) -> None:
     has_schema = config.get("responseSchema") or config.get("responseJsonSchema")
     if has_schema and config.get("responseMimeType") not in ("application/json", "text/x.enum"):
         raise refused("response_schema is only supported with response_mime_type 'application/json'.")
+
+
+# --- The answer ---
 
 
 _FINISH: Mapping[str, str] = MappingProxyType(

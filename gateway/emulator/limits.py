@@ -24,6 +24,8 @@ from gateway.emulator.replies import (
     google_quota,
 )
 
+# --- The arithmetic of limits ---
+
 
 class EmulatedBucket:
     """`per_minute` units that refill continuously up to `burst` (by default a minute's worth); full at the start.
@@ -109,6 +111,9 @@ def go_duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}m{text}" if minutes else text
     return f"{minutes // 60}h{minutes % 60}m{text}"
+
+
+# --- Accounts ---
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ from gateway.emulator.writer import (
     sign,
 )
 
+# --- Turns: roles, blocks, and the pairing of calls with their results ---
+
+
 Blocks = Sequence[Mapping[str, Any]]
 _EVERYWHERE = frozenset({"type", "cache_control"})
 _BLOCK_FIELDS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -269,6 +272,9 @@ def _block_text(block: Mapping[str, Any]) -> str:
             content = block.get("content", "")
             return content if isinstance(content, str) else "\n".join(texts_of(content))
     return ""
+
+
+# --- The other fields ---
 
 
 VERSIONS = ("2023-01-01", "2023-06-01", "2026-10-21")
@@ -552,6 +558,9 @@ def _check_rest(data: Mapping[str, Any]) -> None:
             or not isinstance(value.get("schema"), dict)
         ):
             raise refused(f"{name}: Input should be of type 'json_schema' with a schema")
+
+
+# --- The answer ---
 
 
 _STOP_REASONS: Mapping[str, str] = MappingProxyType(

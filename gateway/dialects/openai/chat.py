@@ -1,15 +1,9 @@
 """Serves callers of chat completions by Responses, for models that answer nothing else.
 
-First a response as a chat completion, whose items become one message; then the request, in which order and roles are kept. The
-provider is asked to store nothing, so what a model thought comes encrypted and goes back with the conversation. A tool's result
-is a string, never a list (BerriAI/litellm#18201), and a function without `strict` is not strict, which is the other way round
-in Responses. Last the stream:
-
-    role delta* finish usage? [DONE] | ... error
-
-Each piece is one line that ends with its choices, so that `sse.is_plain_chat` need not parse it again. No word is held back;
-citations are, because chat completions tell them at once. What a server says only of an item as a whole, or of the whole
-answer, is told then, so that the same comes out as from an answer that was not streamed.
+In this order: a whole response, whose items become one message; the request, in which order and roles are kept; the stream
+(`ResponsesAsChat`). The provider is asked to store nothing, so what a model thought comes encrypted and goes back with the
+conversation. A tool's result is a string, never a list (BerriAI/litellm#18201), and a function without `strict` is not
+strict, which is the other way round in Responses.
 """
 
 from __future__ import annotations
@@ -35,6 +29,9 @@ from gateway.dialects.base import (
 from gateway.dialects.openai.gaps import OF_SEARCH, REASONING_FORMAT, SHARED
 from gateway.dialects.schema_tools.tools import SEARCH, is_search, search_options, shortened, with_own_name
 from gateway.dialects.streams import ConvertingReader, chat_failure, data_of
+
+# --- A whole response ---
+
 
 FINISH: Final = {"max_output_tokens": "length", "content_filter": "content_filter"}
 """The finish reason of a chat completion, by why a response is incomplete."""
@@ -152,6 +149,9 @@ def _take(message: Json, logprobs: list[Json], thoughts: list[str], item: Json, 
                 logprobs += logprobs_of(part.get("logprobs"))
                 if cited := objects(part.get("annotations")):
                     message.setdefault("annotations", []).extend(annotation(one, start) for one in cited)
+
+
+# --- The request ---
 
 
 _UNSHARED: Final = frozenset(("verbosity",))
@@ -374,6 +374,9 @@ def _unmarked(part: Any, place: str) -> Json:
     raise InvalidRequest(f"'{place}' is no part that this model's provider takes.", param=place)
 
 
+# --- The stream ---
+
+
 _BEGINS = frozenset(("response.created", "response.in_progress", "response.queued"))
 _ENDS = frozenset(("response.completed", "response.incomplete"))
 _THOUGHTS = {
@@ -392,7 +395,14 @@ class _OpenCall:
 
 
 class ResponsesAsChat(ConvertingReader):
-    """Reads the events of a response; implements `base.Reader`."""
+    """Reads the events of a response; implements `base.Reader`.
+
+        role delta* finish usage? [DONE] | ... error
+
+    Each piece is one line that ends with its choices, so that `sse.is_plain_chat` need not parse it again. No word is held
+    back; citations are, because chat completions have them at once. What a server says only of an item as a whole, or of
+    the whole answer, is passed on then, so that the same comes out as from an answer that was not streamed.
+    """
 
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()

@@ -1,11 +1,8 @@
 """A Responses request as a chat completion.
 
-First its tools: those in namespaces, and those that come late, become tools of one list, and their calls come back as Responses
-have them. A tool's name in the list is made of its namespace's and its own, and is the same in each turn, so that calls of
-former turns have it, too. Then the request: a run of items that one turn of the model has made (reasoning, message, calls)
-becomes one assistant message, because chat completions pair calls with their results by message (BerriAI/litellm#22578). A
-call's id is its `call_id`, never its `id`. Source: OpenAI's API reference, `POST /v1/responses`, its tools of type `namespace`
-and `tool_search`, and its items of type `additional_tools`.
+In this order: its tools (`flattened`), and the request around them. A call's id is its `call_id`, never its `id`. Source:
+OpenAI's API reference, `POST /v1/responses`, its tools of type `namespace` and `tool_search`, and its items of type
+`additional_tools`.
 """
 
 from __future__ import annotations
@@ -23,6 +20,9 @@ from gateway.dialects.base import Json, ServerFacts, is_no_argument, object_of, 
 from gateway.dialects.issuers import carried_in
 from gateway.dialects.openai.gaps import CACHE_OPTIONS, PASSED_OVER, RESPONSES_TIERS, SAID, is_reference
 from gateway.dialects.schema_tools.tools import OPENAIS, SEARCH, is_search
+
+# --- Tools, those in namespaces and those that come late, as one list ---
+
 
 GAP: Final = Gap(
     "tools.namespace", How.APPROXIMATED, "its tools have its name before theirs, and their calls get it back"
@@ -57,10 +57,14 @@ class FlatRequest(NamedTuple):
 
 
 def flattened(body: Json) -> FlatRequest:
-    """Returns a Responses request whose tools are functions and the like in one list, with its calls and its choice of them.
+    """Returns a Responses request whose tools are functions and the like in one list, with its calls and its choice of
+    them.
 
     Tools that come with the input are there from the start; who searches its tools by itself has a function for that.
     Raises nothing: what makes no sense stays as it is.
+
+    A tool's name in the list is made of its namespace's and its own, and is the same in each turn, so that calls of former
+    turns have it, too; they come back as Responses have them.
     """
     tools, items = body.get("tools"), body.get("input")
     has_namespaces = any(one.get("namespace") for one in objects(items))
@@ -212,6 +216,9 @@ def qualified(item: Json, names: Mapping[str, _Qualified]) -> Json:
     return {**item, "namespace": found[0], "name": found[1]}
 
 
+# --- The request around them ---
+
+
 _SAME: Final = frozenset(("model", "stream", "temperature", "top_p", "user"))
 """Fields that all servers with chat completions know by the same name."""
 _OWN: Final = frozenset(
@@ -266,7 +273,11 @@ def custom_tools(body: Json) -> frozenset[str]:
 
 
 class _Messages:
-    """Puts items together to messages."""
+    """Puts items together to messages.
+
+    A run of items that one turn of the model has made (reasoning, message, calls) becomes one assistant message, because
+    chat completions pair calls with their results by message (BerriAI/litellm#22578).
+    """
 
     def __init__(self, body: Json, facts: ServerFacts) -> None:
         self._facts = facts
