@@ -289,7 +289,7 @@ def _target_row(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
 
 
 def _suspect(suspicion: Suspicion | None, now: float) -> dict[str, Any] | None:
-    """Shows since when nothing is heard of a suspect target, and how many of its calls are tried elsewhere; else None."""
+    """Shows why and since when a target is suspect, and how many of its calls are tried elsewhere; None: it is not."""
     if suspicion is None:
         return None
     return {"reason": suspicion.reason, "since_s": _ago(suspicion.since, now), "moving": suspicion.moving}
@@ -589,7 +589,7 @@ TOKEN_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A file that operators may copy: where it is, and how to copy it, which tells what went wrong."""
+    """A file that operators may copy: where it is, and how to copy it, which returns what went wrong."""
 
     path: str
     copy: Callable[[str], Awaitable[str | None]]

@@ -50,7 +50,7 @@ _CODE: Final = re.compile(r"[A-Za-z0-9_]+")
 
 
 def explain_call(options: argparse.Namespace) -> int:
-    """Says what would become of a request, or what an error answer means."""
+    """Prints what would become of a request, or what an error answer means."""
     if options.error:
         return _explain_error(options)
     if (about := _about_code(str(options.request))) is not None and not options.request.exists():

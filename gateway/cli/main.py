@@ -28,7 +28,7 @@ LASTING = ("serve", "work")
 
 
 def fail(message: str, code: int) -> int:
-    """Says why, and returns the code."""
+    """Prints why, and returns the code."""
     for line in message.splitlines():
         print(f"gateway: {line}", file=sys.stderr)
     return code

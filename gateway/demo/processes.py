@@ -147,7 +147,7 @@ _BOUNDARY = "a-line-that-no-line-of-the-file-is"
 
 
 class AskFailedError(Exception):
-    """There was no answer, or one that says no."""
+    """There was no answer, or a refusal."""
 
 
 class Caller:

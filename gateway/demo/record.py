@@ -463,7 +463,7 @@ class ProcessKill(NamedTuple):
 
 
 class RunsReported(NamedTuple):
-    """What `GET /v1/runs` says."""
+    """The figures of `GET /v1/runs`."""
 
     succeeded: int
     usd: float

@@ -459,7 +459,7 @@ def check_folder(chart: Path) -> None:
 
 
 def save_chart(chart: Path, picture: str, display: Display) -> None:
-    """Writes the chart, and says where it is."""
+    """Writes the chart, and prints where it is."""
     chart.write_text(picture, encoding="utf-8")
     display.print_line(f"\nchart: {chart}\n")
 

@@ -174,7 +174,7 @@ class _Way:
         return one
 
     def tell_address(self, url: str) -> None:
-        """Tells the program who answers it."""
+        """Gives the program the address of who answers it."""
         place = self.folder / "address.new"
         place.write_text(url)
         place.replace(self.folder / "address")
@@ -214,7 +214,7 @@ def _write_config(folder: Path, url: str) -> None:
 
 
 async def _fetch_runs(gateway: Caller) -> RunsReported:
-    """Returns what the gateway says of the runs, page by page."""
+    """Returns the gateway's list of the runs, page by page."""
     page = await gateway.get(f"/runs?limit={_PAGE}")
     runs: list[dict[str, Any]] = page["data"]
     while page["has_more"]:

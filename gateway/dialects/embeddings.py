@@ -52,7 +52,7 @@ def texts_of(body: Json) -> list[str]:
 
 
 def common_gaps(body: Json) -> list[Gap]:
-    """Returns what no model can be told."""
+    """Returns the gaps of what no model takes."""
     found = gaps_of_fields(body, _LOST)
     if any(value is not None and name not in _KNOWN for name, value in body.items()):
         found.append(Gap("other", How.DROPPED, HINT))
@@ -187,7 +187,7 @@ def _values(embedding: Json) -> list[Any]:
 
 _COHERES: Final = {"document": "search_document", "query": "search_query"}
 _DEFAULT_TASK: Final = "search_document"
-"""What Cohere is told that a text is for, where nobody says: it has to be told."""
+"""The purpose of a text for Cohere, which requires one, where nobody names it."""
 _NOVAS: Final = {
     "document": "GENERIC_INDEX",
     "query": "TEXT_RETRIEVAL",

@@ -36,7 +36,7 @@ from gateway.dialects.registry import front_of, put_in
 
 
 VERBS: Final = ("generateContent", "streamGenerateContent", "countTokens")
-"""What is done with a model."""
+"""The actions on a model."""
 _OWN: Final = "/v1beta/"
 _KEY: Final = b"x-goog-api-key"
 

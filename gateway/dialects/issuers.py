@@ -143,7 +143,7 @@ _ACCOUNT_BYTES: Final = 8
 
 
 class ProvidersPlace(NamedTuple):
-    """What tells whose proofs a provider knows."""
+    """The place of a provider, from which it follows whose proofs it knows."""
 
     dialect: str
     kind: str

@@ -108,7 +108,7 @@ class ModelTable:
         """Returns what is known of a model by its provider's name for it."""
 
     def for_provider(self, listed: ListedModels, provider: str) -> ModelTable:
-        """Returns the same table for the models of a provider that tells of them."""
+        """Returns the same table for the models of a provider that lists them."""
         return ModelTable(self._read_rows, self._own_rows, listed, provider)
 
     def sources(self, model: str) -> dict[str, Known]:
@@ -159,7 +159,7 @@ def in_order(rows: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 
 
 LISTS: Final = frozenset(("anthropic", "gemini"))
-"""The dialects whose list of models tells more than names."""
+"""The dialects whose list of models has more than names."""
 MOST_MODELS: Final = 2000
 _A_PAGE: Final = "1000"
 _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")

@@ -456,7 +456,7 @@ class OwnTurns:
         return orjson.loads(entry.signed)
 
     async def fetch(self) -> bool:
-        """Asks other processes for what was missed; returns whether they knew some of it, and it is to be looked for again."""
+        """Looks in the store for what was missed; returns whether some of it was there, and is to be looked for again."""
         missed, self.missed = self.missed, []
         if self._all.shared is None or not missed:
             return False

@@ -73,7 +73,7 @@ def error(
 ) -> Json:
     """Returns an error as the body of an answer with this status.
 
-    `retry_after_s` is told in the body where a language's clients read it there: Google's know `google.rpc.RetryInfo` alone.
+    `retry_after_s` stands in the body where a language's clients read it there: Google's know `google.rpc.RetryInfo` alone.
     """
     if language == "messages":
         made: Json = {"type": "error", "error": {"type": anthropic_type(status, type), "message": message}}

@@ -128,12 +128,12 @@ class ConvertingReader(ABC):
         return b""
 
     def _fail_unconvertible(self) -> bytes:
-        """Ends the stream at an event that was not told, for what is in it cannot be written again."""
+        """Ends the stream at an event that has not left, for what is in it cannot be written again."""
         return self._fail(UNCONVERTIBLE)
 
     @abstractmethod
     def _read(self, event: bytes) -> bytes:
-        """Returns the events that this one becomes. Raises JSONEncodeError where it cannot be told."""
+        """Returns the events that this one becomes. Raises JSONEncodeError where it cannot be written."""
 
     @abstractmethod
     def _fail(self, error: Json) -> bytes:

@@ -72,7 +72,7 @@ class TargetLanguages:
 
     kind: str
     speaks: frozenset[str] | None
-    """None: it is not known, and its answers tell; of OpenAI's two languages, for who has another says so."""
+    """The languages of the target; None: unknown, its answers show which of OpenAI's two it is, for who has another says so."""
     dialect: str = "openai"
     find_model: FindModel = field(default=_unknown, compare=False)
     approximates: bool = False
@@ -152,7 +152,7 @@ def facts_of(kind: str) -> ServerFacts:
 
 
 def gaps_by_endpoint(languages: TargetLanguages, model: str | None) -> Mapping[str, FindUnsupportedFields]:
-    """Returns by endpoint what tells the gaps of a request for such a target; endpoints that it speaks have none.
+    """Returns by endpoint what finds the gaps of a request for such a target; endpoints that it speaks have none.
 
     `model` is the provider's name for it; None: the caller's own is.
     """
@@ -182,7 +182,7 @@ def why_never(endpoint: str, languages: TargetLanguages, model: str | None) -> s
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What becomes of calls to one endpoint at one target. Called with a parsed request, it tells its gaps."""
+    """What becomes of calls to one endpoint at one target. Called with a parsed request, it returns its gaps."""
 
     pair: Pair
     languages: TargetLanguages

@@ -269,7 +269,7 @@ class Converting:
 
 
 class ConversationWire:
-    """The wire to one provider, for calls in a language in which conversations are told. Implements `Upstream`.
+    """The wire to one provider, for calls in the language of conversations. Implements `Upstream`.
 
     What goes there is made to fit what the provider takes, converted or not: what others signed is left out, and told as lost.
     A refusal of what is left of that is answered by the same request without any of it, once.

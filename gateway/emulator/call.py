@@ -251,7 +251,7 @@ class EmulatedCall:
         return next((value for each, value in self.headers if each == name), b"")
 
     def identify(self, dialect: str, request_id: str, identity: Headers) -> None:
-        """Says whose API is asked, and sets the headers that every answer to this call carries."""
+        """Sets whose API is meant, and the headers that every answer to this call carries."""
         self.dialect, self.request_id, self._identity = dialect, request_id, identity
 
     async def read_body(self) -> None:

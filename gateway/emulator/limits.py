@@ -176,7 +176,7 @@ def charge(kind: str, demand: RequestDemand) -> int:
 
 
 class OpenAIAccount:
-    """Two continuously refilling buckets; reset headers tell the time until full."""
+    """Two continuously refilling buckets; reset headers have the time until full."""
 
     def __init__(self, config: EmulatorConfig, model: str, limits: EmulatedLimits, now: float) -> None:
         self.in_flight = 0

@@ -186,7 +186,7 @@ def error_body(
 
 
 def error_headers(language: str, status: int, kind: str | None) -> tuple[tuple[bytes, bytes], ...]:
-    """Returns the headers that tell what the body does not: Bedrock's name of the exception."""
+    """Returns the headers with what the body lacks: Bedrock's name of the exception."""
     if language != "converse":
         return ()
     name = kind or _BEDROCK.get(status, "ValidationException")
@@ -254,7 +254,7 @@ class EmulatedProblem:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedRefusal:
-    """A refusal by a limit, with all the headers that tell of limits."""
+    """A refusal by a limit, with all the headers of limits."""
 
     problem: EmulatedProblem
     headers: Headers = ()

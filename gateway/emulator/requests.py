@@ -1,7 +1,7 @@
 """Reads a request: JSON to a `CheckedRequest`, or the 400 a provider would give.
 
 The only place that meets untrusted JSON. It must not know limits or answers. Invariant: an `CheckedRequest` that exists can be
-answered; everything wrong with the request has been told by a `ProblemError` that names the parameter.
+answered; everything wrong with the request is a `ProblemError` that names the parameter.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ async def serve(settings: Settings, environ: Mapping[str, str], *, only_works: b
 
 
 def greet(policy: PolicySnapshot, url: str, crew: str = "", does: str = "listens on") -> None:
-    """Says where the gateway listens, with how many workers (`crew`), and every notice of the policy and the interpreter."""
+    """Logs where the gateway listens, with how many workers (`crew`), and every notice of the policy and the interpreter."""
     models = ", ".join([*policy.models, *(model.name for _, model in policy.patterns)])
     log.info("gateway %s %s %s%s, models: %s", __version__, does, url, crew, models)
     for notice in policy.notices:
@@ -233,7 +233,7 @@ def greet(policy: PolicySnapshot, url: str, crew: str = "", does: str = "listens
 
 
 def announce_stop(server: Server) -> None:
-    """Says that the gateway stops, and how to make it faster."""
+    """Logs that the gateway stops, and how to make it faster."""
     notice = f" in {server.notice_s:g} s" if server.notice_s else ""
     log.info("stopping: no new calls%s; running ones have %g s (signal again to exit now)", notice, server.grace_s)
 

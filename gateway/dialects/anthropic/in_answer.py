@@ -239,7 +239,7 @@ class MessageBlock:
         self._before = b"event: content_block_delta\ndata: " + delta_head.encode()
 
     def more(self, text: str) -> bytes:
-        """Returns the event that tells this piece."""
+        """Returns the event with this piece."""
         self.characters += len(text)
         return b"%b%b}}\n\n" % (self._before, orjson.dumps(text))
 

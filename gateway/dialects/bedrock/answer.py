@@ -155,7 +155,7 @@ def cited_page(citation: Json, start: int, end: int) -> Json | None:
 
 
 def usage_of(answer: Json) -> Usage | None:
-    """Returns the usage that an answer or its last event tells, with the tier that stands beside it."""
+    """Returns the usage in an answer or its last event, with the tier that stands beside it."""
     usage = read_usage(object_of(answer.get("usage")))
     if usage is not None:
         usage.tier = tier_named(object_of(answer.get("serviceTier")).get("type"))
@@ -465,7 +465,7 @@ class ConverseAsChat:
 
 
 def error_of(headers: Mapping[str, str], payload: bytes) -> Json:
-    """Returns the error that a frame tells: an exception of the service's, or one of the stream itself."""
+    """Returns the error in a frame: an exception of the service's, or one of the stream itself."""
     parsed = json_object(payload) or {}
     name = headers.get(":exception-type") or headers.get(":error-code") or "unknown"
     text = text_of(parsed.get("message")) or text_of(parsed.get("Message")) or headers.get(":error-message")

@@ -463,7 +463,7 @@ def _is_same(one: Json, other: Json) -> bool:
 
 
 class ContentRecorder:
-    """Puts the blocks of a stream together, as far as there is room; of words, nothing tells that they begin."""
+    """Puts the blocks of a stream together, as far as there is room; words have no event for their beginning."""
 
     __slots__ = ("_opened", "_turn")
 

@@ -354,7 +354,7 @@ def _read_result(kinds: frozenset[str], facts: ServerFacts, found: list[Gap]) ->
 
 
 def _kinds_of(content: Any, found: list[Gap]) -> frozenset[str]:
-    """Looks at what a message says. Returns the kinds of blocks that become of it."""
+    """Looks at the parts of a message. Returns the kinds of blocks that become of it."""
     if type(content) is str:
         return _NOTHING if is_blank(content) else _TEXT
     kinds = set()

@@ -296,7 +296,7 @@ class Candidate:
         self.index = index
         self.calls = self._details = self._pictures = 0
         self.recorder = SignatureRecorder() if sent.memory is not None and sent.body.get("tools") else None
-        """What is to be remembered of it; None: nothing."""
+        """The recorder of what is remembered of it; None: nothing is."""
         self.words = Words()
         self.is_thinking = False
         """The last part was a thought, which a next one goes on with."""
@@ -396,7 +396,7 @@ class Candidate:
         return made
 
     def _picture(self, data: Json) -> Json:
-        """Tells a picture as OpenRouter does; chat completions of OpenAI's have none in a message."""
+        """Returns a picture as OpenRouter has it; chat completions of OpenAI's have none in a message."""
         kind, content = text_of(data.get("mimeType")), text_of(data.get("data"))
         if not kind.startswith("image/") or not content:
             return {}
@@ -491,7 +491,7 @@ def blocked(body: Json) -> str | None:
 
 
 def logprobs_of(candidate: Json) -> Json | None:
-    """Returns the probabilities of a candidate's tokens; None: it tells none."""
+    """Returns the probabilities of a candidate's tokens; None: it has none."""
     result = candidate.get("logprobsResult")
     if not isinstance(result, dict):
         return None

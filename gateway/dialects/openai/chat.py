@@ -388,7 +388,7 @@ _CALLS = frozenset(("function_call", "custom_tool_call"))
 
 
 class _OpenCall:
-    """A call: its place in the message, and whether its arguments were told."""
+    """A call: its place in the message, and whether its arguments have begun."""
 
     def __init__(self, index: int, *, is_custom: bool) -> None:
         self.index, self.is_custom, self.is_begun = index, is_custom, False
@@ -522,7 +522,7 @@ class ResponsesAsChat(ConvertingReader):
         return self._delta({"tool_calls": [{"index": call.index, **named}]})
 
     def _close(self, place: int, item: Json) -> bytes:
-        """Tells what is known at an item's end only: what goes back encrypted, and what was not told piece by piece."""
+        """Returns the pieces that are known at an item's end only: what goes back encrypted, and what came in no pieces."""
         kind = text_of(item.get("type"))
         if kind in _CALLS:
             opened = self._open(place, item)

@@ -87,7 +87,7 @@ def response(sent: ConvertedRequest, chunk: Json) -> Json:
 
 
 def incomplete_reason(finish: str) -> str | None:
-    """Returns why an answer is incomplete; None: it is whole. A reason that nobody knows is no good end, and told as it is."""
+    """Returns why an answer is incomplete; None: it is whole. A reason that nobody knows is no good end, and stays as it is."""
     return INCOMPLETE.get(finish) or (None if finish in ENDED_WELL else finish)
 
 
@@ -337,7 +337,7 @@ class OpenCall(Growing):
 
     @property
     def telling(self) -> str:
-        """The name of the events that tell what it is called with."""
+        """The name of the events with its input."""
         return "custom_tool_call_input" if self.is_custom else "function_call_arguments"
 
     def open(self, name: str, place: int) -> Json:
@@ -394,7 +394,7 @@ class ChatAsResponses(ConvertingReader):
         self._finish: str | None = None
         self.reported: Usage | None = None
         self._proofs = CarriedProofs([], {})
-        """What was signed and not told yet."""
+        """The proofs that have not left yet."""
 
     def _at_end(self, *, is_clean: bool) -> bytes:
         # Some servers leave [DONE] out: a clean end behind a finish reason will do.

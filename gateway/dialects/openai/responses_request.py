@@ -53,7 +53,7 @@ class FlatRequest(NamedTuple):
     names: Mapping[str, _Qualified]
     """The namespace of a tool and its own name, by the name that it goes by."""
     gaps: Sequence[Gap]
-    """What is lost of its tools on the way."""
+    """The gaps of its tools on the way."""
 
 
 def flattened(body: Json) -> FlatRequest:

@@ -121,7 +121,7 @@ class CountsOfResponses:
         return ConvertedRequest({name: made[name] for name in _COUNTED if name in made}, body, new_id(), now)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
-        """Raises MalformedAnswer where no number is told."""
+        """Raises MalformedAnswer where there is no number."""
         count = body.get("input_tokens")
         if type(count) is not int:
             raise MalformedAnswer("the answer tells no number of tokens")

@@ -84,7 +84,7 @@ def requested_form(
 ) -> RequestedForm:
     """Returns how a target that answers by strict schemas alone is asked for a form of chat completions.
 
-    `has_description`: it is told what the format says besides its schema in a field of its own; else it stands in the schema.
+    `has_description`: what the format says besides its schema goes into a field of its own; else it stands in the schema.
     `is_call_forced`: the model has to call a tool, so that a form that it does not have is left out.
     """
     kind = text_of(response_format.get("type")) if isinstance(response_format, dict) else "text"
