@@ -32,6 +32,9 @@ BY_TTL: Final = "cache_creation_token_details"
 """Among the details of an input, what was written to a cache by how long it stays there. The word is LiteLLM's."""
 
 
+# --- The facts of a target ---
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What a conversion has to know of the target's model, from `models.yaml`; the defaults are those of a model unknown."""
@@ -117,6 +120,9 @@ class ServerFacts:
         return self.takes_details or self.signed_in == field
 
 
+# --- What was sent ---
+
+
 @dataclass(frozen=True, slots=True)
 class ConvertedRequest:
     """A converted request, and what its answer needs to know of it."""
@@ -161,6 +167,9 @@ def with_usage(sent: ConvertedRequest) -> ConvertedRequest:
 def with_wall(sent: ConvertedRequest, wall: Callable[[], float]) -> ConvertedRequest:
     """Returns the request with a clock for the end of its answer."""
     return replace(sent, wall=wall, via=None if sent.via is None else with_wall(sent.via, wall))
+
+
+# --- Translator and reader ---
 
 
 class Translator(Protocol):
@@ -213,6 +222,9 @@ class Reader(Protocol):
 
 class MalformedAnswer(Exception):
     """A target's answer is not what its language says."""
+
+
+# --- Helpers of all ---
 
 
 def lost_in(sent: ConvertedRequest, translator: Translator, facts: ServerFacts) -> Sequence[Gap]:

@@ -40,6 +40,9 @@ from gateway.dialects.conversion_chat import (
     plain,
 )
 
+# --- What callers use ---
+
+
 _DONE_FRAME = b"data: [DONE]\n\n"
 _GIVES_UP = (Ambiguous, RecursionError, orjson.JSONEncodeError)
 """The errors of a conversion; the last two mean that the answer is nested too deeply."""

@@ -15,6 +15,9 @@ from urllib.parse import urlencode
 
 from gateway.dialects.base import Json, ModelFacts, object_of, objects, text_of
 
+# --- Rows, and how they hold ---
+
+
 MOST_REMEMBERED: Final = 1024
 """Names that are looked up once. A caller may send any name to a target that takes every model."""
 MOST_NAME_CHARS: Final = 200

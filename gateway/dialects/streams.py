@@ -20,6 +20,9 @@ from gateway.core.types import Usage
 from gateway.dialects.base import ConvertedRequest, Json, chat_usage, object_of, text_of
 from gateway.dialects.shapes import chat_error
 
+# --- Events ---
+
+
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
 """The bytes of the longest event that is waited for."""
 TOO_LONG: Final = "malformed_response"

@@ -81,6 +81,9 @@ from gateway.dialects.registry import (
 from gateway.dialects.shapes import is_unknown_path
 from gateway.dialects.target_languages import TargetLanguages, facts_of
 
+# --- How calls are converted ---
+
+
 LEARNED_FOR_S = 600.0
 _PATH_STATUSES: Final = (400, 404, 405)
 LARGE_BYTES = 1_000_000

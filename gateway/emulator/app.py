@@ -64,6 +64,9 @@ from gateway.emulator.requests import CheckedRequest, refuse_unknown
 from gateway.emulator.routes import ENDPOINTS, EmulatedEndpoint, canonical, is_of_batches
 from gateway.emulator.writer import Writer
 
+# --- The life of a call ---
+
+
 _LISTED_MODELS = ("gpt-4o", "gpt-4o-mini", "gpt-4.1", "text-embedding-3-small", "text-embedding-3-large")
 _MAX_ACCOUNTS = 10_000
 _LIMIT_FIELDS = (
@@ -604,6 +607,9 @@ def _fillers(listening: socket.socket) -> list[socket.socket]:
         each.setblocking(False)
         each.connect_ex(listening.getsockname())
     return fillers
+
+
+# --- The server itself, with uvicorn's protocol ---
 
 
 _LOOK_S = 0.02

@@ -28,6 +28,9 @@ _SAFE = {"filtered": False, "severity": "safe"}
 _FILTER_RESULTS = {"hate": _SAFE, "self_harm": _SAFE, "sexual": _SAFE, "violence": _SAFE}
 
 
+# --- Chat completions and legacy completions ---
+
+
 def answer_chat(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
     """Answers with a chat completion as JSON or as a stream."""
     answers = [_answer(request, writer, choice) for choice in range(request.choices)]

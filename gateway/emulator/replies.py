@@ -1,10 +1,11 @@
 """What the emulator answers with: whole replies, streams and their frames, and errors in the words of each provider.
 
-First the plain values `EmulatedReply` and `Stream`, in which limits, answers and faults meet without knowing each other: they
-say everything about the bytes to send and nothing about when these are sent. Then server-sent events and event-stream frames,
-`EmulatedProblem`, the problems of OpenAI's API, and those of the others, with the checks that raise them. It must not know when
-an error is due; the texts keep the phrases and codes that clients match on. Invariant: every problem renders to a JSON object
-with a message. Sources: the providers' error pages, google.rpc.Status, the Bedrock Runtime API reference, and captured answers.
+In this order: the plain values `EmulatedReply` and `Stream`, in which limits, answers and faults meet without knowing each
+other: they have everything about the bytes to send and nothing about when these are sent; server-sent events and
+event-stream frames; errors in each provider's words (`EmulatedProblem`), those of OpenAI's API, and those of the others,
+with the checks that raise them. When an error is due is decided elsewhere; the texts keep the phrases and codes that
+clients match on. Invariant: every problem renders to a JSON object with a message. Sources: the providers' error pages,
+google.rpc.Status, the Bedrock Runtime API reference, and captured answers.
 """
 
 from __future__ import annotations
@@ -119,8 +120,11 @@ def frame_of(headers: Mapping[str, str], payload: bytes) -> bytes:
     return frame + struct.pack("!I", crc32(frame))
 
 
+# --- Errors in each provider's words ---
+
+
 LANGUAGES = ("messages", "generate", "converse")
-"""Anthropic's Messages, Gemini's generateContent, Bedrock's Converse."""
+"""The languages that are not OpenAI's: Anthropic's Messages, Gemini's generateContent, Bedrock's Converse."""
 
 _ANTHROPIC: Mapping[int, str] = MappingProxyType(
     {
@@ -272,6 +276,9 @@ class ProblemError(Exception):
         self.problem = problem
 
 
+# --- The problems of OpenAI's API ---
+
+
 def unknown_url(method: str, path: str) -> EmulatedProblem:
     """Returns the 404 for an unknown path."""
     return EmulatedProblem(404, f"Invalid URL ({method} {path})", code="unknown_url")
@@ -390,6 +397,9 @@ CDN_PAGE = (
     b"<!DOCTYPE html>\n<html><head><title>502 Bad Gateway</title></head>\n"
     b"<body><center><h1>502 Bad Gateway</h1></center><hr><center>cloudflare</center></body></html>\n"
 )
+
+
+# --- The problems of the other APIs, and the checks that raise them ---
 
 
 _RPC = "type.googleapis.com/google.rpc."

@@ -24,6 +24,9 @@ import orjson
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.requests import CheckedRequest
 
+# --- Texts, JSON and arguments ---
+
+
 _PROSE = (
     "the a this that every one some few many most other next last first small large quiet plain steady bright early late"
     " river field house garden road bridge window letter number signal engine season morning evening answer question"

@@ -23,6 +23,9 @@ from gateway.core.http.server import listen_on
 from gateway.core.snapshot import PolicySnapshot
 from gateway.settings import Settings
 
+# --- Channels ---
+
+
 PIECE_BYTES = 262_144
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
 """Unread bytes after which a worker gets no more messages."""

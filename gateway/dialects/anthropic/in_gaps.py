@@ -33,6 +33,9 @@ from gateway.dialects.base import (
 from gateway.dialects.openai.gaps import NOT_SAMPLED, is_not_default
 from gateway.dialects.schema_tools.tools import LESS_SEARCH, MOST_NAME, NO_SEARCH, is_search
 
+# --- The gaps ---
+
+
 _HINT: Final = "the target has no such option"
 _AWAY: Final = "the tool runs at a provider that has it"
 _FILES: Final = "files of a provider are unknown to others"

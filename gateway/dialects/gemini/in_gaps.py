@@ -31,6 +31,9 @@ from gateway.dialects.openai.gaps import NOT_SAMPLED, effort_for, how_fitted, is
 from gateway.dialects.schema_tools.chat_parts import type_of_name
 from gateway.dialects.schema_tools.tools import GAP, LESS_SEARCH, NO_SEARCH, OPENAIS, with_allowed_names
 
+# --- The gaps ---
+
+
 _HINT: Final = "the target has no such option"
 _AWAY: Final = "it runs at Google only"
 _FILES: Final = "files of a provider are unknown to others"

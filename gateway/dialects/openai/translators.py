@@ -29,6 +29,8 @@ from gateway.dialects.openai.responses_answer import ChatAsResponses, response_o
 from gateway.dialects.openai.responses_request import FlatRequest, chat_body, custom_tools, flattened
 from gateway.dialects.schema_tools.tools import OPENAIS, gaps_of_names, with_allowed_names, with_own_names
 
+# --- The two pairs ---
+
 
 class ResponsesOverChat:
     """Serves a caller of Responses by chat completions; implements `base.Translator`."""
