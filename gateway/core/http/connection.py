@@ -34,20 +34,14 @@ from gateway.core.http.writing import AnyCycle, AsgiCycle, BackpressureFlow, Cyc
 from gateway.core.render import error_body, error_headers, named_request, new_request_id
 from gateway.core.types import Endpoint
 
-# Whether a client that has ended its side of the connection still reads, or has left.
-#
-# Both look the same until something is sent: the system of who has left answers with a reset. What is sent is an interim
-# response, of which any client takes any number before the answer (RFC 9110, 15.2). HTTP/1.0 knows none: there the end has to
-# come right behind the request, because who gives up waiting does so later (proxies that speak 1.0 among them), and the
-# kernel asks with its keep-alive probes, which a client that was closed all the same answers with a reset once its system has
-# forgotten the connection (Linux: `tcp_fin_timeout`, 60 s). It must not know what was asked.
+# --- clients that have ended their side of the connection: whether they still read, or have left ---
 
 
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 SOON_S = 0.02
-"""The way there and back, where it is short; of who is farther away the sweep finds out."""
+"""Seconds for the way there and back, where it is short; of who is farther away the sweep finds out."""
 AGAIN_S = 10.0
-"""So often it is asked while it waits for its answer."""
+"""Seconds between two interim responses while the client waits for its answer."""
 RIGHT_BEHIND_S = 1.0
 KERNEL_ASKS = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 """After how many seconds, how often, and how often in vain; by default it begins after two hours."""
@@ -56,7 +50,14 @@ _CLOSE_WAIT = 8
 
 
 class HalfClosed:
-    """A connection whose client has ended its side, and is asked whether it reads. Nothing of the answer has been sent."""
+    """A connection whose client has ended its side, and is asked whether it reads. Nothing of the answer has been sent.
+
+    Both look the same until something is sent: the system of who has left answers with a reset. What is sent is an interim
+    response, of which any client takes any number before the answer (RFC 9110, 15.2). HTTP/1.0 knows none: there the end
+    has to come right behind the request, because who gives up waiting does so later (proxies that speak 1.0 among them),
+    and the kernel asks with its keep-alive probes, which a client that was closed all the same answers with a reset once
+    its system has forgotten the connection (Linux: `tcp_fin_timeout`, 60 s). It must not know what was asked.
+    """
 
     __slots__ = ("_probed_at", "_transport")
 

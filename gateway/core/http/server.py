@@ -1,5 +1,6 @@
 """The HTTP/1.1 server: binds a port, accepts connections, starts and stops.
 
+First the listening socket (`Acceptor`), then who holds an address that cannot be had (`owner_of`), then the server.
 Uvicorn's `Server` closes its listener first and re-raises signals; a sidecar has to answer 503 on its readiness path while
 its last streams finish, and to exit with 0. Invariant: after `stop` nothing of the server is left in the loop.
 """
@@ -26,23 +27,16 @@ from uvicorn.server import ServerState
 from gateway.core.http.client.pool import EXHAUSTED
 from gateway.core.http.connection import GatewayProtocol, HotEndpoints, Notice, Refused, give_way, sweep_connections
 
-# New connections are taken off a listening socket some in each turn of the loop.
-#
-# Left to itself the loop takes one a turn (libuv since 1.45): behind a few hundred that come at once, a health check would
-# wait for as many turns. And where no descriptor is left it says so, and takes what waits once there are some again. Whether
-# a call blocks is a property of the listening socket that all processes share that have it, and `socket.dup` sets it to what
-# its Python object has: one process that makes its copy blocking would stop the loops of the others, in `accept`,
-# once nobody waits any more. `server.bind` therefore makes none that blocks. Invariants: nobody who waits in the kernel's
-# queue is lost for a want of descriptors; `accept` is never waited in.
+# --- a listening socket: new connections are taken off it, some in each turn of the loop ---
 
 
 PER_TURN = 16
 RETRY_S = 0.1
-"""How soon it looks again when there was no descriptor."""
+"""Seconds until the next look when there was no descriptor."""
 GONE_S = 0.001
-"""How soon a connection is gone that has been closed."""
+"""Seconds until a connection is gone that has been closed."""
 SILENCE_S = 60.0
-"""Between two words about the same trouble."""
+"""Seconds between two lines of the log about the same trouble."""
 _OF_ONE = frozenset((errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENETDOWN, errno.ENETUNREACH,
                      errno.EHOSTDOWN, errno.EHOSTUNREACH))  # fmt: skip
 """What befell one connection while it waited, or a firewall's word on it: the next may be good (accept(2))."""
@@ -53,6 +47,11 @@ class Acceptor:
     """One listening socket, which it owns; `make_protocol` serves each connection.
 
     `wait_s` says after how many seconds another connection may be accepted, beside so many that are being let in.
+
+    Left to itself the loop takes one connection a turn (libuv since 1.45): behind a few hundred that come at once, a health
+    check would wait for as many turns. And where no descriptor is left it logs so, and takes what waits once there are some
+    again. Invariants: nobody who waits in the kernel's queue is lost for a want of descriptors; `accept` is never waited
+    in.
     """
 
     def __init__(
@@ -144,7 +143,9 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
 
     `::` is every address of both families, where the system has IPv6, and else of IPv4.
 
-    It does not block, and so does no copy of it: see above what else would stand still.
+    It does not block, and so does no copy of it. Whether a call blocks is a property of the listening socket that all
+    processes share that have it, and `socket.dup` sets it to what its Python object has: one process that makes its copy
+    blocking would stop the loops of the others, in `accept`, once nobody waits any more.
     """
     is_all = host == "::"
     if is_all and not socket.has_dualstack_ipv6():
@@ -173,7 +174,7 @@ def listen_on(host: str, port: int, *, reuse_port: bool = False) -> socket.socke
         raise OSError(number, f"cannot listen on {host}:{port}: {reason}{remedy}") from exc
 
 
-# Which process listens at an address that cannot be had; on Linux, of processes of the same user (proc(5)).
+# --- who holds an address that cannot be had ---
 
 
 PROC = Path("/proc")
@@ -184,7 +185,8 @@ LISTENING = "0A"
 def owner_of(host: str, port: int, proc: Path = PROC) -> str:
     """Returns words such as `gateway (pid 4242, in /srv/app)`; empty where it cannot be known.
 
-    They name the program and its folder, and none of its arguments, which may hold secrets.
+    On Linux it knows processes of the same user (proc(5)). The words name the program and its folder, and none of its
+    arguments, which may hold secrets.
     """
     wanted = set(_listeners(host, port, proc))
     if not wanted:

@@ -1,7 +1,11 @@
-"""One request on its connection: its framing is checked, its body read, its answer written.
+"""One request on its connection: its body is read, its framing checked, its answer written; in this order.
 
-A whole answer is one write, a part of a stream is one write. It must not know what an answer means. Invariant: whoever sends
-a part waits until the client has taken enough of what was written before.
+A whole answer is one write, a part of a stream is one write. `Cycle` is for the hot endpoints, which are served without
+ASGI's messages; `AsgiCycle` is uvicorn's, for every application behind it. The connection feeds both in the same way, and
+the writers answer both; last comes `WholeResponse`, for routes that starlette has found. It must not know what a request or
+an answer means. Invariants: whoever sends a part waits until the client has taken enough of what was written before; no
+more of a body is held than the connection's high-water mark until somebody asks for it, and then no more than was asked
+for; whoever waits for a body is woken when it is complete, when it is too large, and when its client has left.
 """
 
 from __future__ import annotations
@@ -30,17 +34,11 @@ from gateway.core.errors import (
 from gateway.core.render import error_body, error_headers, named_request
 from gateway.core.types import Endpoint
 
-# One request on its connection: its head, its body as it comes, and how far its answer is.
-#
-# `Cycle` is for the hot endpoints, which are served without ASGI's messages; `AsgiCycle` is uvicorn's, for every application
-# behind it. The connection feeds both in the same way, and the writers below answer both. They must not know what a request
-# means. Invariants: no more of a body is held than the connection's high-water mark until somebody asks for it, and then no
-# more than was asked for; whoever waits for a body is woken when it is complete, when it is too large, and when its client
-# has left.
+# --- a request: its head, its body as it comes, and how far its answer is ---
 
 
 STEP_BYTES = 256 * 1024
-"""So much of a body may come before it is counted."""
+"""The bytes of a body that may come before it is counted."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -272,9 +270,9 @@ def too_large(limit: int) -> BodyTooLarge:
     )
 
 
-# What a request's framing may be: how much of head and trailers is taken, which codings, versions and offers are refused.
+# --- framing: how much of head and trailers is taken, which codings, versions and offers are refused ---
 #
-# It must not know connections. Sources: RFC 9112 (2.3 versions, 6.1 transfer codings, 7.1.2 trailers), RFC 9110 (7.8 Upgrade).
+# Sources: RFC 9112 (2.3 versions, 6.1 transfer codings, 7.1.2 trailers), RFC 9110 (7.8 Upgrade).
 
 
 MAX_HEAD_BYTES = 65_536
@@ -545,14 +543,14 @@ def _framed(cycle: AnyCycle, chunk: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(chunk), chunk) if cycle.chunked_encoding else chunk
 
 
-# A whole answer of a route that starlette has found: it leaves in one write.
-#
-# It must not know what an answer means. Behind another server, or one of starlette's own applications in a test, it is a
-# response as any other.
+# --- a whole answer of a route that starlette has found ---
 
 
 class WholeResponse(Response):
-    """An answer whose body is there: head and body are one write, where ASGI's two messages make two."""
+    """An answer whose body is there: head and body are one write, where ASGI's two messages make two.
+
+    Behind another server, or one of starlette's own applications in a test, it is a response as any other.
+    """
 
     def __init__(self, body: bytes, status: int, headers: list[tuple[bytes, bytes]]) -> None:  # pylint: disable=super-init-not-called
         """`headers` are made here, not by a caller: they are written as they are. The length of the body is added."""

@@ -1,9 +1,9 @@
-"""Limits as arithmetic: a bucket that refills all the time, a window that starts anew, slots that are held.
+"""Limits as arithmetic: a bucket that refills all the time, a window that starts anew, slots that are held; in this order.
 
-Pure and sync; `now` comes in as monotonic seconds, and a clock that steps back changes nothing. It must not know
-headers, calls or queues (`limit_table.py` puts several of these together). A microsecond early counts as on time: without
-it, a caller that waits for exactly `wait_s` might have to wait again because of rounding. The debt is kept, so it never
-adds up. Invariant: over any span a bucket grants at most its burst plus what refilled, a window at most its capacity.
+Pure and sync; `now` comes in as monotonic seconds, and a clock that steps back changes nothing. It must not know headers,
+calls or queues (`limit_table.py` puts several of these together). A microsecond early counts as on time: without it, a
+caller that waits for exactly `wait_s` might have to wait again because of rounding. The debt is kept, so it never adds up.
+Invariant: over any span a bucket grants at most its burst plus what refilled, a window at most its capacity.
 """
 
 from __future__ import annotations
@@ -224,9 +224,7 @@ def take_all(
     return True
 
 
-# Limits that do not refill all the time: windows, and calls at a time.
-#
-# The same promises as of a bucket: a microsecond early counts as on time, and a window grants at most its capacity.
+# --- limits that do not refill all the time: windows, and calls at a time ---
 
 
 _FIRST_RELEASES = 20

@@ -1,7 +1,8 @@
 """Estimates a request's tokens, corrects that by real usage, and says what each limit is charged.
 
-A heuristic over sizes (no tokenizer), set right per model by `Calibration`. It must not know limits. Invariants: total on
-any JSON object; the work is bounded however large the body is.
+First the corrections that a model's calls have taught (`Calibration`), then what one call takes from limits (`Cost`), and
+last the estimate itself: a heuristic over sizes (no tokenizer). It must not know limits. Invariants: total on any JSON
+object; the work is bounded however large the body is.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ import orjson
 
 from gateway.core.health.times import DecayingHistogram
 
-# How far estimates of a model's tokens are off, and how long its answers get, learned from what providers report.
-#
-# Invariants: every step is O(1); a correction stays within a factor of four.
+# --- corrections: how far estimates are off, and how long answers get ---
 
 
 class EstimateErrors(NamedTuple):
@@ -40,6 +39,8 @@ class Calibration:
     """What one model's finished calls taught: real to estimated input, and how long its answers get.
 
     Everything is O(1), and the oldest calls fade: half of the weight is the last 14 (input) or 500 (output) calls.
+
+    It learns from what providers report. Invariant: a correction stays within a factor of four.
     """
 
     __slots__ = ("_first_output", "_log_ratio", "_outputs", "count", "error", "expected_output", "ratio")
@@ -102,9 +103,7 @@ class Calibration:
         return EstimateErrors(self.count, self.ratio, self.error)
 
 
-# What one call takes from limits, by the part that each limit counts, and what providers charge for it.
-#
-# Invariant: the sum of a cost's input and output tokens is what a joint token limit is charged.
+# --- costs: what one call takes from limits, by the part that each limit counts ---
 
 
 REQUESTS, INPUT, OUTPUT, TOKENS, SLOT = range(5)

@@ -1,8 +1,10 @@
 """What providers say about their limits, in headers and error bodies, in one vocabulary: `Learned` and a delay.
 
-Total: whatever a provider sends, the answer is a sane number or None. It must not decide what to do with it. Sources:
-the providers' rate-limit pages and captured answers. Invariant: no number is negative or infinite, no delay is longer
-than 31 days; what is garbage is as good as absent.
+First moments and durations as seconds from now, then the tables (how error bodies say when to come back, which headers
+state a limit), then what is read by them. Total: whatever a provider sends, the answer is a sane number or None. It must
+not decide what to do with it. `wall_now` is epoch seconds and comes in as an argument. Sources: the providers' rate-limit
+pages and captured answers. Invariant: no number is negative or infinite, no delay is longer than 31 days; what is garbage,
+past or absurdly far away is as good as absent.
 """
 
 from __future__ import annotations
@@ -17,10 +19,7 @@ from urllib.parse import urlsplit
 
 from gateway.core.types import RawHeaders
 
-# Moments and durations as headers write them, read as seconds from now.
-#
-# Total: what is garbage, past or absurdly far away (over 31 days) is None. `wall_now` is epoch seconds and comes in as an
-# argument; it must not know which header it reads.
+# --- moments and durations as headers write them, read as seconds from now ---
 
 
 _MINUTE_S = 60.0
@@ -28,7 +27,7 @@ _DAY_S = 86_400.0
 _ABSURD_S = 31 * _DAY_S
 _VALUE_BYTES = 64
 _INSTANT_BYTES = 10
-"""An instant takes at least so many: an epoch in seconds."""
+"""The fewest bytes of an instant: an epoch in seconds."""
 _CLOCKS_DIFFER_S = 2.0
 """A `date` that differs by more shows that a clock is off; less is rounding and the way."""
 
@@ -153,8 +152,9 @@ _BODY_BYTES = 16_384
 _FIELD_BYTES = 512
 _MOST_HINTS = 32
 
-# How the body of an error says when to come back, in the order in which it is looked for, and who writes so
-# (docs/reference/headers.md has the headers in the same table):
+# --- the words of an error's body that say when to come back, in the order in which they are looked for, and who writes so ---
+#
+# docs/reference/headers.md has the headers in the same table.
 #
 #     "retryDelay": "34.07s"                     Google, google.rpc.RetryInfo: the words beside it may be rounded
 #     "quotaResetDelay": "3h45m12s"              Google Code Assist, google.rpc.ErrorInfo
@@ -188,8 +188,10 @@ _REQUESTED = re.compile(
     rb"Limit:? (\d[\d,]{0,19}?),?(?: Used:? \d[\d,]{0,19}?,?)? Requested:? (\d[\d,]{0,19})", re.IGNORECASE
 )
 
-# The headers that tell a limit. What a name counts, and in how many seconds, is known of the providers beside it; of all
-# others only when it is whole again, which is what a refused call asks.
+# --- the headers that state a limit ---
+#
+# What a name counts, and in how many seconds, is known of the providers beside it; of all others only when it is whole again,
+# which is what a refused call asks.
 
 _PLACES = {"limit": 0, "remaining": 1, "reset": 2}
 _NAMES = {

@@ -1,13 +1,13 @@
-"""Learns limits that nobody wrote down. In this order:
+"""Learns limits that nobody wrote down, by what becomes of calls. In this order:
 
     Strays           refusals that come whatever the rate, as opposed to those of a limit
-    RateSearch       a rate that nobody states
+    RateSearch       the search for a rate that nobody states, by the numbers of its `SearchPolicy`
     RateDiscovery    whether a rate has to be searched for at all
     AdaptiveCap      a cap on calls in flight that follows latency
     UnwrittenBurst   how many requests a provider takes at once
 
-All of it is arithmetic on outcomes and their times, in O(1) for each call. It must not know why an attempt failed, only that it
-was refused for its rate; nor limits, pauses or calls.
+All of it is arithmetic on outcomes and their times, in O(1) for each call. It must not know why an attempt failed, only
+that it was refused for its rate; nor limits, pauses or calls.
 """
 
 from __future__ import annotations
@@ -16,35 +16,39 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
-# A limit refuses all that is too much: its refusals come thick, and stop as soon as the rate is lowered. Some providers
-# refuse one call in a hundred at any rate; such strays come one at a time, at a low rate, too. A cumulative sum of evidence
-# (Page, "Continuous inspection schemes", Biometrika 1954) tells the two apart: each refusal adds to it, each accepted call
-# takes a little of it away, and when it is full there is a limit. How much a refusal adds depends on how usual strays are,
-# which is learned while the rate is known to be low enough. Where none was ever seen, one refusal is proof enough near a rate
-# that was measured. Where no limit is known it takes two, one behind the other or within a few calls.
+# --- strays: refusals that are no limit's ---
 
 _RAREST, _RARE = 0.00009, 0.002
-"""Where none was ever seen: one refusal is all the evidence that is needed, and two where no limit is known."""
+"""The share of strays where none was ever seen: one refusal is evidence enough, and two where no limit is known."""
 _MOST_USUAL = 0.06
-"""A higher share than this is never taken to be usual."""
+"""A higher share of strays than this is never taken to be usual."""
 _FULL = 7.0
-"""Of the evidence: odds of a thousand to one."""
+"""The evidence that proves a limit: odds of a thousand to one."""
 _HEAD_START = 4.0
-"""What evidence begins with once the rate was lowered (Lucas and Crosier, 1982): often it was not lowered enough."""
+"""The evidence to begin with once the rate was lowered (Lucas and Crosier, 1982): often it was not lowered enough."""
 _BY_LIMIT = 0.10
 """The least share of calls that a limit which matters refuses, beside the strays."""
 _MEMORY = 2000.0
-"""So many calls tell how usual strays are, then the older count half."""
+"""The calls that show how usual strays are; then the older count half."""
 _DOUBT = 60.0
-"""So many calls without a stray are assumed beside those that were seen."""
+"""The calls without a stray that are assumed beside those that were seen."""
 _PROVEN = 3.0
-"""So many strays are beyond doubt; before, one of them may have been a limit's."""
+"""The strays that are beyond doubt; before, one of them may have been a limit's."""
 _CLEAN, _CLEAN_PROVEN = 3.0, 5.0
-"""Half are forgotten after so many times the calls that usually bring one, without any: a chance of one in 20 (150)."""
+"""Without a stray in so many times the calls that usually bring one, half are forgotten: a chance of one in 20 (150)."""
 
 
 class Strays:
-    """The refusals of one target, and how many of them are usual whatever the rate."""
+    """The refusals of one target, and how many of them are usual whatever the rate.
+
+    A limit refuses all that is too much: its refusals come thick, and stop as soon as the rate is lowered. Some providers
+    refuse one call in a hundred at any rate; such strays come one at a time, at a low rate, too. A cumulative sum of
+    evidence (Page, "Continuous inspection schemes", Biometrika 1954) tells the two apart: each refusal adds to it, each
+    accepted call takes a little of it away, and when it is full there is a limit. How much a refusal adds depends on how
+    usual strays are, which is learned while the rate is known to be low enough. Where none was ever seen, one refusal is
+    proof enough near a rate that was measured. Where no limit is known it takes two, one behind the other or within a few
+    calls.
+    """
 
     __slots__ = ("_calls", "_evidence", "_found", "_is_undecided", "_limits", "_suspects", "accepted")
 
@@ -122,32 +126,26 @@ class Strays:
         return max(_PROVEN, 2 * self._limits) <= self._found <= _MOST_USUAL * self._calls
 
 
-# The search begins like TCP's slow start (RFC 5681): a window of calls in flight and a rate both grow with answers. The
-# first refusal ends it, and from then on refusals measure: one means that the provider's bucket is empty, and what an
-# empty bucket accepts is its rate. We stay a little below it and probe upwards, the faster the farther nothing is refused
-# (additive increase, multiplicative decrease: Chiu and Jain, 1989; probing on a convex curve: CUBIC, RFC 9438).
-#
-# Invariants: a refusal never raises the rate; once the window is gone, any second sees at most 1.2 times the highest rate in
-# it (or that and one call); with nothing in flight somebody may go within a second and `1 / rate`.
+# --- the search for a rate ---
 
 _EARLY_S = 1e-6
 _STEP_S = 0.01
 _SAMPLE_S = 0.25
 _LONGEST_HOLD_S = 1.0
 _MOST_SPARE = 30.0
-"""Of the accepted calls so many are remembered: as many more may be refused to find out whether calls are accepted again."""
+"""The accepted calls that are remembered: as many more may be refused to find out whether calls are accepted again."""
 _SLOW_LEAP_PERCENT = 300.0
-"""The most that a rate grows by at once that nobody has measured, and at which less than one call is in flight."""
+"""The most by which a rate grows at once that nobody has measured, and at which less than one call is in flight."""
 _TIMED_PER_S = 1.0
 """A provider that tells when to come back needs no rate below this: it is refused once for each pause."""
 _FAR = 2.0
-"""A rate so many times the measured one shows that the latter binds no more."""
+"""The multiple of the measured rate that shows that the latter binds no more."""
 _ROOM = 0.95
-"""Of the measured rate: below it a limit has room."""
+"""The share of the measured rate below which a limit has room."""
 _FLIGHT, _LARGE_FLIGHT = 3, 8
-"""So many calls accepted behind a refusal tell that it was a stray, and so many how usual they are."""
+"""The calls accepted behind a refusal that show it was a stray, and those that show how usual strays are."""
 _FLIGHT_STRAYS = 0.05
-"""So many of them may be refused, too."""
+"""The share of these calls that may be refused, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,40 +153,40 @@ class SearchPolicy:
     """Rates are calls per second; the defaults did best over all providers of `tests/core/limits/storm.py` together."""
 
     blind_rate: float = 12.5
-    """Until the first answer."""
+    """The rate until the first answer."""
     first_rate: float = 50.0
-    """From the first answer on, if it is no refusal."""
+    """The rate from the first answer on, if it is no refusal."""
     min_rate: float = 1 / 60
     max_rate: float = 10_000.0
     burst_s: float = 0.2
-    """So many seconds of the rate may go at once (at least one call)."""
+    """The seconds of the rate that may go at once (at least one call)."""
     first_window: int = 16
-    """While searching, so many calls may be in flight whatever the rate."""
+    """The calls that may be in flight during the search, whatever the rate."""
     resume_window: int = 0
-    """The same right after a pause."""
+    """The calls that may be in flight right after a pause, whatever the rate."""
     window_percent: float = 2.0
-    """Of the accepted calls, added to the window: if all in it are refused, that is few compared with those."""
+    """The share of the accepted calls that is added to the window: if all in it are refused, that is few beside those."""
     growth_percent: float = 40.0
-    """While searching, per second (or round trip, if longer), compounding; probing is never faster."""
+    """Growth during the search per second (or round trip, if longer), compounding; probing is never faster."""
     leap_percent: float = 25.0
     """The most that the rate grows by at once."""
     cut: float = 0.5
-    """The least share of the rate that a refusal leaves, and all it leaves when too few calls tell the true rate."""
+    """The least share of the rate that a refusal leaves, and all it leaves when too few calls show the true rate."""
     enough: int = 4
-    """So many calls accepted since a refusal tell the true rate."""
+    """The calls accepted since a refusal that show the true rate."""
     settle: float = 0.9
-    """Share of the measured rate to go on with after a refusal."""
+    """The share of the measured rate to go on with after a refusal."""
     probe_percent: float = 2.0
     """Growth per round trip at the measured rate; at twice that rate sixteen times as much (256 among strays)."""
     probe_call_percent: float = 0.1
-    """The same per call, if that is less: about a hundred calls pay for one refusal."""
+    """Growth per call, if that is less: about a hundred calls pay for one refusal."""
     floor_percent: float = 2.0
-    """Of the measured rate: goes on while everything is refused, to notice when that ends (a window, an outage)."""
+    """The share of the measured rate that goes on while all is refused, to notice when that ends (a window, an outage)."""
     spare_floor: float = 1 / 3
-    """The least of that, in calls per second, as long as less was refused than accepted."""
+    """The least of that share, in calls per second, as long as less was refused than accepted."""
 
     clean_s: float = inf
-    """After so many seconds without a refusal, and so many calls, it grows as before the first one."""
+    """After so many seconds without a refusal, and so many calls, the rate grows as before the first one."""
     clean_calls: int = 8
 
     def bounded(self, rate_per_s: float) -> float:
@@ -218,7 +216,7 @@ SLOW_START = SearchPolicy(
 
 
 class _Before(NamedTuple):
-    """What was thought before a refusal."""
+    """The state of a search before a refusal."""
 
     rate_per_s: float
     measured: float
@@ -231,6 +229,14 @@ class RateSearch:
 
     The rate grows only while somebody waits for it: an idle target teaches nothing. One refusal cuts once, together with
     all the others for calls that were sent before that cut.
+
+    It begins like TCP's slow start (RFC 5681): a window of calls in flight and a rate both grow with answers. The first
+    refusal ends that, and from then on refusals measure: one means that the provider's bucket is empty, and what an empty
+    bucket accepts is its rate. We stay a little below it and probe upwards, the faster the farther nothing is refused
+    (additive increase, multiplicative decrease: Chiu and Jain, 1989; probing on a convex curve: CUBIC, RFC 9438).
+
+    Invariants: a refusal never raises the rate; once the window is gone, any second sees at most 1.2 times the highest rate
+    in it (or that and one call); with nothing in flight somebody may go within a second and `1 / rate`.
     """
 
     __slots__ = (
@@ -517,25 +523,26 @@ class RateSearch:
             self._bound_accepted = 0
 
 
-# Whether a target's rate has to be found out, because nobody states one or the stated one is not believed.
-#
-#     nobody tells a rate -> a search          someone does -> none          too many refusals all the same -> a search below it
-#     the search comes above the stated rate, or nobody has to wait for it any more -> none
-#
-# The stated rate may be wrong: somebody else uses the account, or the config has a slip. Invariant: every refusal is judged by
-# the strays, with a search or without.
+# --- whether there is a rate to search for ---
 
 
 _UNEXPLAINED = 0.1
-"""A greater share of refusals than this, and the stated rate is not believed any more."""
+"""The share of refusals above which the stated rate is not believed any more."""
 _FADE = 0.02
-"""The part of one call in that share."""
+"""The weight of one call in the share of refusals."""
 LET_GO_S = 60.0
 """A search beside a stated rate ends once nobody has had to wait for it so long."""
 
 
 class RateDiscovery:
-    """What is found out about the rate of one target."""
+    """Decides whether a target's rate has to be found out, because nobody states one or the stated one is not believed.
+
+        nobody states a rate -> a search      someone does -> none      too many refusals all the same -> a search below it
+        the search comes above the stated rate, or nobody has to wait for it any more -> none
+
+    The stated rate may be wrong: somebody else uses the account, or the config has a slip. Invariant: every refusal is
+    judged by the strays, with a search or without.
+    """
 
     __slots__ = (
         "_distrusted_at",
@@ -623,21 +630,14 @@ class RateDiscovery:
         return self.trust()
 
 
-# Gradient control as in Netflix's concurrency-limits (Gradient2: tolerance, allowance of the root of the cap, smoothing) and
-# Envoy's adaptive concurrency filter (minRTT windows): the cap shrinks by the ratio of the unloaded to the present time to
-# the first byte, and grows while there is none. The unloaded time is measured again every so often with half of the cap.
-#
-# That time also depends on the prompt, over orders of magnitude. Nothing is divided by tokens for it, as the slope differs
-# with every cached prefix; instead rounds of answers are compared by the means of logarithms, and only what is more than
-# their spread explains counts as a queue. The least of several rounds is never used: it is lower the more they vary, and
-# with such a goal the cap shrinks to nothing. Invariant: the cap stays within its bounds.
+# --- a cap on calls in flight ---
 
 EPOCH_ROUNDS = 40
-"""So many rounds the unloaded time is believed."""
+"""The rounds for which the unloaded time is believed."""
 ROUND = 20
-"""At least so many answers make a round, and as many as the cap."""
+"""The least number of answers that make a round; it takes as many as the cap, too."""
 TOLERANCE = log(1.25)
-"""So much slower than unloaded, and what the spread explains, is not a queue yet (Envoy's buffer)."""
+"""By so much, and what the spread explains, a round may be slower than unloaded without a queue (Envoy's buffer)."""
 SMOOTHING = 0.3
 _STEP = 1.25
 _DROP = 0.9
@@ -652,7 +652,18 @@ _SHORTEST_S = 1e-3
 
 
 class AdaptiveCap:
-    """How many calls may be in flight. At the end of each round the cap moves; all times are natural logarithms."""
+    """How many calls may be in flight. At the end of each round the cap moves; all times are natural logarithms.
+
+    Gradient control as in Netflix's concurrency-limits (Gradient2: tolerance, allowance of the root of the cap, smoothing)
+    and Envoy's adaptive concurrency filter (minRTT windows): the cap shrinks by the ratio of the unloaded to the present
+    time to the first byte, and grows while there is none. The unloaded time is measured again every so often with half of
+    the cap.
+
+    That time also depends on the prompt, over orders of magnitude. Nothing is divided by tokens for it, as the slope
+    differs with every cached prefix; instead rounds of answers are compared by the means of logarithms, and only what is
+    more than their spread explains counts as a queue. The least of several rounds is never used: it is lower the more they
+    vary, and with such a goal the cap shrinks to nothing. Invariant: the cap stays within its bounds.
+    """
 
     __slots__ = (
         "_before_dip",
@@ -753,32 +764,34 @@ class AdaptiveCap:
         self._cap = min(max(cap, float(self._smallest)), float(self._largest))
 
 
-# How many requests a provider takes at once, where neither the config nor its headers say so.
-#
-#     grow -> (those calls go) -> nobody is refused -> grow …       or refused: so many less
-#
-# Begins with a second's worth of the rate. While calls wait for more, and nobody was refused, a few more go at once, then twice
-# as many each time, as in TCP's slow start (RFC 5681), up to what is allowed. Each refusal says that it was one call too many;
-# then it is tried again seldom. Once headers say what is left, they are believed. Invariants: never above `most` unless headers
-# say so; what is tried at once is at most half of what is known to go; a refusal never raises it.
+# --- how many requests go at once ---
 
 
 FIRST_S = 1.0
-"""So many seconds' worth of the rate go at once to begin with, and a fifth of that however many are refused."""
+"""The seconds' worth of the rate that go at once to begin with, and a fifth of that however many are refused."""
 LEAST_S = 0.2
 FIRST_CALLS = 4.0
-"""Of a slow rate at least so many: a few refusals cost nobody more than a moment."""
+"""The least number of calls at once to begin with, of a slow rate: a few refusals cost nobody more than a moment."""
 UNREFUSED_S = 0.5
 """A refusal comes fast: whoever was not refused after this time was let in, however long the answer takes."""
 AGAIN_S, LONGEST_AGAIN_S = 10.0, 640.0
-"""After a refusal no more is tried for so long; twice as long each time."""
+"""Seconds after a refusal for which no more is tried; twice as long each time."""
 _FIRST_STEP, _LARGEST_STEP = 0.05, 0.5
 _FLIGHTS = 3
-"""Refusals of so many flights in a row are put down to the burst; what is refused then has another cause."""
+"""The flights in a row whose refusals are put down to the burst; what is refused then has another cause."""
 
 
 class UnwrittenBurst:
-    """Of one target's requests, as far as is known."""
+    """How many requests a provider takes at once, as far as is known, where neither the config nor its headers say so.
+
+        grow -> (those calls go) -> nobody is refused -> grow …       or refused: so many less
+
+    It begins with a second's worth of the rate. While calls wait for more, and nobody was refused, a few more go at once,
+    then twice as many each time, as in TCP's slow start (RFC 5681), up to what is allowed. Each refusal says that it was
+    one call too many; then it is tried again seldom. Once headers say what is left, they are believed. Invariants: never
+    above `most` unless headers say so; what is tried at once is at most half of what is known to go; a refusal never raises
+    it.
+    """
 
     __slots__ = (
         "_again_s",
@@ -800,11 +813,11 @@ class UnwrittenBurst:
         """`most` is what is allowed where headers say nothing."""
         self.most = most
         self.burst = self._first = min(max(FIRST_S * rate_per_s, FIRST_CALLS), most)
-        """So many may go at once."""
+        """The requests that may go at once."""
         self.is_known = is_known
         """Headers say what is left."""
         self.is_news = False
-        """A refusal has shown it, and other replicas do not know yet."""
+        """A refusal has shown the burst, and other replicas do not know yet."""
         self._least = min(max(1.0, LEAST_S * rate_per_s), most)
         self._step = max(1.0, _FIRST_STEP * self.burst)
         self._is_tried = False

@@ -1,7 +1,16 @@
 """Which limits one target or key has, and how large each of them is: the operator's numbers, and those that were learned.
 
-First what the config says (`Limits`, and the provider's `Style` of counting), then the table that unites it with what headers
-and refusals have shown, then the set of buckets that the table makes. It must not know what calls take, nor why a level moves.
+First what the config says (`Limits`, and the provider's `Style` of counting), then the table that unites it with what
+headers and refusals have shown, then the set of buckets that the table makes, and last what moves their levels besides
+calls:
+
+    learn        an answer's headers correct levels and capacities; a limit nobody configured appears
+    forget_stale a call waits for what no answer has reported for long
+    grow_burst   a call waits for nothing but a guess of how many requests go at once
+    burst_refused, adopt_burst      a refusal, or another replica, has shown how many do
+    hold_back    a pause has ended: no herd
+    used, use_again                 an idle gate goes, and comes back
+
 Invariants: an operator's number is only ever narrowed by what a provider tells; a limit keeps its level when its numbers
 change.
 """
@@ -31,9 +40,9 @@ class Limits:
     input_tokens_per_min: float | None = None
     output_tokens_per_min: float | None = None
     request_burst: float | None = None
-    """So many requests may go at once under continuous refill; None: what the provider's style says."""
+    """The requests that may go at once under continuous refill; None: what the provider's style says."""
     untold_burst_s: float | None = None
-    """Up to so many seconds' worth of requests may go at once, where neither that nor the provider's headers say how many."""
+    """The most seconds' worth of requests that may go at once, where neither that nor the provider's headers say how many."""
     fail_closed: frozenset[str] = frozenset()
     """Names of these limits (`tokens_per_min`, …) under which nothing goes while replicas cannot share them."""
 
@@ -76,7 +85,7 @@ class Shared(NamedTuple):
 
     name: str
     part: int
-    """Of a call's cost: which it counts."""
+    """The part of a call's cost that it counts."""
     rate_per_s: float
     capacity: float
     window_s: float
@@ -110,7 +119,7 @@ class KnownLimit:
         self.part = PART_OF[name]
         self.limit = limit
         self.amount = amount
-        """Per its period: of what the limit is made."""
+        """The amount per period that the limit is made of."""
         self.configured = configured
         self.since = since
         """When it became known (monotonic seconds)."""
@@ -354,19 +363,20 @@ def _next_free_s(limit: Limit, now: float) -> float | None:
     return limit.wait_s(least, now)
 
 
-# The limits of one target or key, taken and given back together.
-#
-# A set reserves the estimate before a call is sent and settles to the truth after it. Every granted reservation ends in exactly
-# one `settle`. Invariant: all or nothing; a refused reservation changes no level.
+# --- a set of limits, taken and given back together ---
 
 
 _BEFORE_NEVER = 1e300
 MOST_PROMISED_S = 60.0
-"""Room is promised to refused calls for no longer: not all of them come back."""
+"""Seconds for which room is promised to refused calls: not all of them come back."""
 
 
 class LimitSet:
-    """A table of limits, and what calls have taken of each part of a cost."""
+    """A table of limits, and what calls have taken of each part of a cost.
+
+    A set reserves the estimate before a call is sent and settles to the truth after it. Every granted reservation ends in
+    exactly one `settle`. Invariant: all or nothing; a refused reservation changes no level.
+    """
 
     __slots__ = ("_is_shared", "_promised_until", "table", "taken")
 
@@ -548,20 +558,11 @@ class LimitSet:
         return tuple(self.taken)
 
 
-# What moves the levels of a set of limits besides calls: a provider's headers, a burst that grows, a refusal, a pause's end.
-#
-#     learn        an answer's headers correct levels and capacities; a limit nobody configured appears
-#     forget_stale a call waits for what no answer has reported for long
-#     grow_burst   a call waits for nothing but a guess of how many requests go at once
-#     burst_refused, burst_heard      a refusal, or another replica, has shown how many do
-#     hold_back    a pause has ended: no herd
-#     used, use_again                 an idle gate goes, and comes back
-#
-# Invariant: an operator's limit is never raised above the operator's number.
+# --- what moves levels besides calls: headers, a burst that grows, a refusal, the end of a pause ---
 
 
 STALE_AFTER_S = 300.0
-"""So long a limit of headers is believed without being sent again; providers that send them do so with each answer."""
+"""Seconds for which a limit of headers is believed without being sent again; who sends them does so with each answer."""
 _NAMES = tuple(PART_OF)
 _FEWEST_TOKENS = 100.0
 _AT_ONCE_S = 0.2

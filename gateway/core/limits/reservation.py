@@ -1,12 +1,14 @@
-"""What one attempt has taken from its gate, and how it ends: what the end gives back, and what it teaches.
+"""What one attempt takes from its gate, and how it ends: what the end gives back, and what it teaches.
 
     finish                                a whole answer has come, and with it the end: most calls
     answered -> settle                    a stream's first event, and its end; an error that is an answer
     refused                               a 429, or an account that is spent
     failed, cancel                        it came to nothing; it was never sent
 
-It must not know calls or queues. Invariant: every grant ends in exactly one `finish`, `settle`, `failed`, `cancel` or refusal;
-whatever comes behind that changes nothing.
+First the reservation, then the way through a gate by which a call gets one (`enter`; for calls that wait in a queue `admit`
+and `take`, or `reserve` for both), and last what a 429 means (`refused`). It must not know calls or queues. Invariants: a
+grant is given only when limits, pauses, the search for a rate, the cap and the breakers all let the call go; every grant
+ends in exactly one `finish`, `settle`, `failed`, `cancel` or refusal, and whatever comes behind that changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from gateway.core.retry_budgets import Retry
 from gateway.core.types import LANES, ErrorClass, RawHeaders, Usage
 
 PENALTY_S = 5.0
-"""A target that has just failed is taken to be so much slower, where the fastest is looked for."""
+"""The seconds by which a target that has just failed is taken to be slower, where the fastest is looked for."""
 
 
 class Reservation:
@@ -78,15 +80,15 @@ class Reservation:
         self.max_tokens = max_tokens
         self.permit = permit
         self.headers: RawHeaders | None = None
-        """Those of a whole answer that has come, for `finish`. None: there is none yet, or `answered` has had them."""
+        """The headers of a whole answer that has come, for `finish`. None: there is none yet, or `answered` has had them."""
         self.is_judged = False
         """The breakers know how it went."""
         self.first_byte_s: float | None = None
-        """Until a stream's first event: how quick the target is. A whole answer's time grows with its length."""
+        """Seconds until a stream's first event: how quick the target is. A whole answer's time grows with its length."""
         self.is_again = False
         """The call had failed here before."""
         self.retry: Retry | None = None
-        """What it has taken of the retry budgets."""
+        """The part of the retry budgets that it has taken."""
         self.is_open = True
         """It has not ended."""
         self.is_trial = False
@@ -277,13 +279,7 @@ class Reservation:
             self.gate.health.succeeded(self.permit, now, self.first_byte_s)
 
 
-# A call's way through a gate: when it may go, what it takes, and what its time has come for.
-#
-#     enter        the usual way: what the call costs is taken in one visit, or the call has to wait
-#     admit, take  the way of a call that waits in a queue: `admit` says 0.0, then `take`; `reserve` does both
-#     wait_for, ready_at      questions, which change nothing
-#
-# Invariant: a grant is given only when limits, pauses, the search for a rate, the cap and the breakers all let the call go.
+# --- a call's way through a gate ---
 
 
 _URGENT = LANES.index("interactive")
@@ -531,9 +527,7 @@ def _longer(one_s: float | None, other_s: float | None) -> float | None:
     return None if one_s is None or other_s is None else max(one_s, other_s)
 
 
-# What a 429 means: for the call that got it, for the target's pauses, and for what is believed of its limits.
-#
-# Invariants: all refusals of one epoch lengthen a pause once; a refusal that comes whatever the rate pauses nobody.
+# --- a 429: what it means for the call, for the target's pauses, and for what is believed of its limits ---
 
 
 class Refusal(Enum):
@@ -561,6 +555,8 @@ def refused(
     its tokens only where no header tells the level, and once for all calls of one epoch: whatever made our level too
     high (a provider's clock starts with the first arrival, ours with the first dispatch) is so put right.
     With `traits` the pause is for calls like this one until others are refused, too; where those are let in, for this call.
+
+    Invariants: all refusals of one epoch lengthen a pause once; a refusal that comes whatever the rate pauses nobody.
     """
     gate = grant.gate
     grant.forget(now)

@@ -31,23 +31,17 @@ from gateway.core.limits.limit_table import LimitRow, Limits, LimitSet, ShareOut
 from gateway.core.snapshot import Counting
 from gateway.core.types import Lane
 
-# Until when a target is left alone after refusals, and how calls come back to it.
-#
-#     refused -> pause -> (it is over, and a call comes) -> the resume cap for a second -> normal
-#     refused in several epochs, served in none between -> one call at a time, until one is not refused
-#
-# An epoch ends with a refusal: the calls of one epoch were sent before they could learn of it, so that all their refusals count
-# as one. Invariants: a pause never moves back; nothing goes while one lasts.
+# --- pauses: until when a target is left alone after refusals, and how calls come back to it ---
 
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 8.0
 """The pause after a refusal that asks for none: twice as long with each epoch that was refused."""
 LONGEST_DOUBT_S = 1.0
-"""A provider that asks for shorter pauses, again and again, is not taken at its word: the back-off up to this is added."""
+"""The most back-off that is added where a provider asks for shorter pauses again and again: it is not taken at its word."""
 REFUSED_WITHIN_S = 1.0
 """A refusal comes fast: a probe that has not been refused after so long was let in, however long its answer takes."""
 RESUME_S = 1.0
-"""So long the resume cap lasts."""
+"""Seconds for which the resume cap lasts."""
 LONGEST_TRUSTED_S = 2.0
 """Where the last pause that a refusal asked for was true, the next one is kept by all for so long before anybody looks."""
 MOST_CHECKS = 2
@@ -212,7 +206,14 @@ class Refusals:
 
 
 class Pauses:
-    """The pauses of one target. All times are monotonic seconds; of several hints the latest wins."""
+    """The pauses of one target. All times are monotonic seconds; of several hints the latest wins.
+
+        refused -> pause -> (it is over, and a call comes) -> the resume cap for a second -> normal
+        refused in several epochs, served in none between -> one call at a time, until one is not refused
+
+    An epoch ends with a refusal: the calls of one epoch were sent before they could learn of it, so that all their refusals
+    count as one. Invariants: a pause never moves back; nothing goes while one lasts.
+    """
 
     __slots__ = (
         "check_at",
@@ -402,15 +403,15 @@ QUOTA_LONGEST_S = 1800.0
 LONGEST_HOLD_S = 3600.0
 """A rate limit that asks for more is no rate limit, but a spent quota."""
 ESTIMATE_TOLERANCE = 1.25
-"""A call whose estimate is above a limit by less than this may still fit."""
+"""The factor by which a call's estimate may be above a limit, and the call still fit."""
 MARGIN = 3.75
-"""Of the mean error of estimates, left over for those in flight: three standard deviations (1.25 mean errors each)."""
+"""The mean errors of estimates that are left over for calls in flight: three standard deviations (1.25 mean errors each)."""
 LET_GO_ABOVE = 5.0
 """A rate that was found is shown as binding no more once so many times as much is accepted."""
 RESERVE_FADES_S = 300.0
 """What lower lanes leave over for higher ones shrinks evenly to nothing while no call of a higher lane comes for so long."""
 BURST = "requests_at_once"
-"""By this name replicas tell each other how many go at once, where nobody else tells."""
+"""The name under which replicas send each other how many go at once, where nobody else says."""
 
 
 class GateState(Enum):
@@ -506,13 +507,13 @@ class Gate:
         self.pauses = Pauses()
         self.discovery = RateDiscovery(now)
         self.cap: AdaptiveCap | None = None
-        """How many may be in flight where the server queues without bound; None: nobody asked for that."""
+        """The cap on calls in flight where the server queues without bound; None: nobody asked for that."""
         self.has_streams = False
         """Streams tell the cap how quick the target is; answers in one piece, whose time grows with their length, do not."""
         self.has_token_limit = False
         """Some limit counts tokens: calls have to be estimated."""
         self.answer_s = 0.0
-        """From a grant to the answer, a running mean."""
+        """Seconds from a grant to the answer, a running mean."""
         self.in_flight = 0
         self.squares = 0.0
         """The sum of the squares of the input tokens of calls in flight, of which `margin` is made."""
@@ -526,11 +527,11 @@ class Gate:
         """Limits alone, all of them buckets of our own, say whether a call may go: no pause or what follows one, no search for
         a rate, no cap, no probes. What the breakers say is not in it."""
         self.news: GateNews | None = None
-        """Where there are other replicas."""
+        """The way to other replicas, where there are any."""
         self.found_per_s: float | None = None
         """The rate that refusals have shown to bind, as it was reported last; None: none does."""
         self.on_rate: Callable[[str, float | None], None] | None = None
-        """Told of the gate's name, and of the rate per minute that refusals have shown; None: it binds no more."""
+        """Called with the gate's name, and with the rate per minute that refusals have shown; None: it binds no more."""
         self.configure(limits, counting, now)
 
     def configure(self, limits: Limits, counting: Counting, now: float) -> None:
@@ -748,13 +749,10 @@ class Gate:
         self.fast_path_open = False
 
 
-# Idle gates. A gate in use takes kilobytes; of a hundred thousand callers or model names that nobody has used for a while only
-# a summary is kept, in at most 256 bytes each. The longest unused goes first, and begins anew when it comes back: nobody ever
-# gets what belongs to another. Invariants: the number of entries is bounded; names, which may hold a client's words, are not
-# kept.
+# --- idle gates: the summaries of those that nobody uses ---
 
 MOST_REMEMBERED = 100_000
-"""So many gates, of all targets together."""
+"""The most gates of all targets together whose summaries are kept."""
 _HEAD = Struct("<dffB")  # all times but the first are kept relative to it: four bytes tell 10 ms in a day
 _USED = Struct("<Bff")
 _KEY_BYTES = 8
@@ -768,12 +766,18 @@ class IdleGateState(NamedTuple):
     paused_until: float
     exhausted_until: float
     refusals: int
-    """In a row, without a success between; at most 255."""
+    """The refusals in a row, without a success between; at most 255."""
     used: tuple[Used, ...] = ()
 
 
 class IdleGates:
-    """The summaries, by the names of gates; `salt` keeps anybody from aiming at the entry of another."""
+    """The summaries, by the names of gates; `salt` keeps anybody from aiming at the entry of another.
+
+    A gate in use takes kilobytes; of a hundred thousand callers or model names that nobody has used for a while only a
+    summary is kept, in at most 256 bytes each. The longest unused goes first, and begins anew when it comes back: nobody
+    ever gets what belongs to another. Invariants: the number of entries is bounded; names, which may hold a client's words,
+    are not kept.
+    """
 
     __slots__ = ("_kept", "_most", "_quotas_void_before", "_salt", "_trusted_at")
 

@@ -1,9 +1,10 @@
 """One HTTP/1.1 connection: bytes in, bytes out, one exchange at a time.
 
-`Http1Connection` is the asyncio protocol: it writes a request, parses the answer into an `Exchange`, which is the half
-that the caller holds, and watches one deadline. It knows its pool only as `Pool`, and nothing of origins or waiting
-callers. Invariant: after the answer's last byte, exactly one of `release` (clean) and
-`drop` (anything else) is called, and no byte of one exchange can be read in another.
+First whose turn it is to read on (`LoopTurns`), then the socket with its flow control and clock (`PacedSocket`), then
+`Http1Connection`, the asyncio protocol: it writes a request, parses the answer into an `Exchange`, which is the half that
+the caller holds, and watches one deadline. It knows its pool only as `Pool`, and nothing of origins or waiting callers.
+Invariant: after the answer's last byte, exactly one of `release` (clean) and `drop` (anything else) is called, and no byte
+of one exchange can be read in another.
 """
 
 from __future__ import annotations
@@ -33,15 +34,11 @@ from gateway.core.http.client.exchange import (
 from gateway.core.http.client.redaction import with_phase
 from gateway.core.types import Phase, Progress
 
-# Whose turn it is to read on: streams that come faster than they are handled take turns, a few in each turn of the loop.
-#
-# Each of them has brought a full piece, which is work for a millisecond. Three hundred of these in one turn of the loop would
-# keep everybody else waiting for theirs: a health check takes several turns, a call a dozen. It must not know HTTP. Invariant:
-# the others read on in later turns, in the order in which they asked.
+# --- turns: whose it is to read on ---
 
 
 MOST_PIECES = 8
-"""Read in one turn of the loop, by all connections of the process together."""
+"""The pieces read in one turn of the loop, by all connections of the process together."""
 LONG_TURN_S = 0.010
 """When a turn of the loop takes longer, fewer pieces fit into the next: their events are small, or the machine is busy."""
 
@@ -53,7 +50,12 @@ class TurnReader(Protocol):
 
 
 class LoopTurns:
-    """The readers that wait for their turn. For one event loop."""
+    """The readers that wait for their turn: streams that come faster than they are handled, a few in each turn of the loop.
+
+    Each of them has brought a full piece, which is work for a millisecond. Three hundred of these in one turn of the loop
+    would keep everybody else waiting for theirs: a health check takes several turns, a call a dozen. For one event loop. It
+    must not know HTTP. Invariant: the others read on in later turns, in the order in which they asked.
+    """
 
     __slots__ = ("_began", "_is_counting", "_left", "_most", "_now", "_waiting")
 
@@ -93,13 +95,15 @@ class LoopTurns:
             reader.read_on()
 
 
-# The socket under an HTTP/1.1 connection: what may be written and read now, and how long the next move may take.
-#
-# It must not know HTTP's grammar, nor the pool. Invariant: while the next move is the caller's, no clock runs.
+# --- the socket under an HTTP/1.1 connection ---
 
 
 class PacedSocket(asyncio.BufferedProtocol):
-    """The flow control and the clock of one connection. `deadline` (of `now`) is the only timer; the pool looks at it."""
+    """The flow control and the clock of one connection. `deadline` (of `now`) is the only timer; the pool looks at it.
+
+    It holds what may be written and read now, and how long the next move may take. It must not know HTTP's grammar, nor the
+    pool. Invariant: while the next move is the caller's, no clock runs.
+    """
 
     __slots__ = (
         "_exchange",

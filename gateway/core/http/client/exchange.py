@@ -1,9 +1,13 @@
-"""One request and its answer over HTTP/1.1, from the caller's side: wait for the head, then iterate the body.
+"""HTTP/1.1 towards a provider, one request and its answer: the bytes of both, and the exchange that the caller holds.
 
-An exchange is the `Answer` that the core reads: nothing stands between the connection's parser and the relay. The
-connection feeds it (`bring`, `finish`) and may serve the next request while the last bytes of this one are unread. It knows
-nothing of bytes on the wire. Invariants: giving it up before its end closes the connection; what `mask_body` was told to
-mask is masked before anybody can read it.
+First how an answer's connection ends (`take_rest`), the head of an answer and a request in bytes: functions without I/O of
+their own. Then `Exchange`, the `Answer` that the core reads: nothing stands between the connection's parser and the relay.
+Then `ResponseReader`, which makes an exchange of what the parser finds, and `Upload`, for bodies that take more than one
+write. The connection feeds an exchange (`bring`, `finish`) and may serve the next request while the last bytes of this one
+are unread.
+
+Invariants: giving an exchange up before its end closes the connection; what `mask_body` was given to mask is masked before
+anybody can read it; a request's head is one head: no header can add a line, and the body's length is stated once.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, Secre
 from gateway.core.types import PassthroughChunks, Phase, Progress, RawHeaders, Spliced, pieces_of
 from gateway.dialects.upstream import unpacked
 
-# The end of a connection, or an answer that somebody has cut short?
+# --- the end of a connection, or an answer that somebody has cut short ---
 
 
 READ_BYTES_OF_TLS = 64 * 1024
@@ -52,10 +56,7 @@ def closed_early(*, is_silent: bool, is_open_ended: bool) -> httpx.RemoteProtoco
     return httpx.RemoteProtocolError(f"the provider closed the connection {where}")
 
 
-# The head of an answer: its lines, and which heads are acceptable.
-#
-# The parser (llhttp, strict) has read a head before it comes here, and refuses most ambiguous ones: both or two lengths, folded
-# lines, bare LF, NUL, names that are no tokens. What it lets pass is refused here. Pure functions, no I/O.
+# --- the head of an answer: its lines, and which heads are acceptable ---
 
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -71,6 +72,9 @@ def split_head(received: bytes) -> tuple[bytes, list[tuple[bytes, bytes]], bytes
     The parser has found this head complete: every line ends with CRLF, and every header has its colon (RFC 9112, 5). It
     gives headers one by one, at a call each, where this takes one for all. It also skips empty lines before a head. Raises
     `httpx.RemoteProtocolError` where the head does not end as it must.
+
+    The parser (llhttp, strict) refuses most ambiguous heads: both or two lengths, folded lines, bare LF, NUL, names that
+    are no tokens. What it lets pass is refused here and in `ends_with_connection`.
     """
     if received[:1] != b"H":
         received = received.lstrip(b"\r\n")
@@ -99,10 +103,7 @@ def ends_with_connection(headers: RawHeaders) -> bool:
     return False
 
 
-# HTTP/1.1 on the wire: what a request looks like in bytes.
-#
-# Pure functions, no I/O. Invariant: a head that leaves here is one head: no header can add a line, and body length is stated
-# once.
+# --- a request in bytes ---
 
 
 _TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -421,10 +422,7 @@ class Exchange(PassthroughChunks):
             waiter.set_exception(StopAsyncIteration() if error is None else self.take_error())
 
 
-# Reads the answers of one connection: what the parser finds becomes an exchange's head, and parts of its body.
-#
-# `ResponseReader` is what httptools' parser (llhttp) calls back. It knows neither sockets nor time. Invariant:
-# `exchange.status` is set with the last byte of an acceptable head, and by nothing else.
+# --- the answers of one connection: what the parser finds becomes an exchange's head, and parts of its body ---
 
 
 MAX_INTERIM_ANSWERS = 100
@@ -432,7 +430,11 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.[01] \d{3} .", re.DOTALL)
 
 
 class ResponseReader:
-    """The answers of one connection, one after the other: `begin` each, `feed` it bytes, and look what has become of it."""
+    """The answers of one connection, one after the other: `begin` each, `feed` it bytes, and look what has become of it.
+
+    httptools' parser (llhttp) calls it back. It knows neither sockets nor time. Invariant: `exchange.status` is set with
+    the last byte of an acceptable head, and by nothing else.
+    """
 
     __slots__ = (
         "_exchange",
@@ -549,10 +551,7 @@ class ResponseReader:
         self.is_clean = self.is_clean and self._parser.should_keep_alive()
 
 
-# Request bodies that take more than one write: long ones, and those that come as a stream.
-#
-# An upload is a task beside the exchange. It knows nothing of answers. Invariant: it tells `uploaded` exactly once how it went,
-# unless it is stopped.
+# --- request bodies that take more than one write: long ones, and those that come as a stream ---
 
 
 PIECE_BYTES = 64 * 1024
@@ -578,7 +577,10 @@ class Uplink(Protocol):
 
 
 class Upload:
-    """One body on its way."""
+    """One body on its way: a task beside the exchange, which knows nothing of answers.
+
+    Invariant: it calls `uploaded` exactly once with how it went, unless it is stopped.
+    """
 
     __slots__ = ("_drained", "_is_stopped", "_link", "_task")
 

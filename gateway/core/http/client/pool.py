@@ -1,9 +1,11 @@
 """The connections to one origin: who has one, who waits for one, and when each must be over.
 
-A *slot* is the right to have one connection open; there are `max_connections`. It is held by every member of
-`connections`, by every connect under way, and passes on to the longest waiting request when it is given up. All
-operations are O(1) except the periodic `sweep`. Invariant: `slots_taken` equals members plus connects under way, and
-nobody waits while a slot or an idle connection is free.
+First the pool, then the way through a proxy for connections that are in no pool (`dial_through`).
+
+A *slot* is the right to have one connection open; there are `max_connections`. It is held by every member of `connections`,
+by every connect under way, and passes on to the longest waiting request when it is given up. All operations are O(1) except
+the periodic `sweep`. Invariant: `slots_taken` equals members plus connects under way, and nobody waits while a slot or an
+idle connection is free.
 """
 
 from __future__ import annotations
@@ -342,9 +344,7 @@ def _abort_result(attempt: asyncio.Task[Http1Connection]) -> None:
         attempt.result().abort()
 
 
-# A way through a proxy to a provider, for connections that are in no pool: `CONNECT`, then TLS inside (RFC 9110, 9.3.6).
-#
-# It must not know what goes through. Errors are OSErrors, and never quote the proxy's credentials.
+# --- a way through a proxy to a provider, for connections that are in no pool ---
 
 
 MAX_HEAD_BYTES = 16 * 1024
@@ -352,7 +352,11 @@ _PORT = 80
 
 
 async def dial_through(proxy: str, passenger: asyncio.Protocol, origin: Origin) -> None:
-    """Connects the protocol to the origin by way of an `http://` proxy, with TLS where it has one. Raises OSError."""
+    """Connects the protocol to the origin by way of an `http://` proxy, with TLS where it has one. Raises OSError.
+
+    It sends `CONNECT`, and TLS goes inside (RFC 9110, 9.3.6). It must not know what goes through. Errors never quote the
+    proxy's credentials.
+    """
     loop = asyncio.get_running_loop()
     url = httpx.URL(proxy)
     guide = _Guide(loop.create_future())

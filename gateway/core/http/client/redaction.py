@@ -1,8 +1,8 @@
-"""Secrets masked in answers, and how far a request got before it failed.
+"""How far a request got before it failed, and secrets masked in answers; in this order.
 
-Some providers repeat a credential: in the error that refuses it, in a header, in a stream. Every answer passes `Secrets.guard`
-where it enters, and every failure `Secrets.text`, so that neither a client nor a cache, a store, a log or an admin page can
-get what is not there any more. In place, by as many `*`: lengths and frames stay true.
+Some providers repeat a credential: in the error that refuses it, in a header, in a stream. Every answer passes
+`Secrets.guard` where it enters, and every failure `Secrets.text`, so that neither a client nor a cache, a store, a log or
+an admin page can get what is not there any more. In place, by as many `*`: lengths and frames stay true.
 
 Known forms: as it was sent, with JSON's escapes of any of its letters, percent-encoded; also across reads. Unknown: base64,
 compressed bodies, a secret that a model spells out over several events.
@@ -22,11 +22,7 @@ import orjson
 from gateway.core.snapshot import Provider
 from gateway.core.types import Phase, RawHeaders
 
-# How far a request got before it failed: the one fact that decides whether it may be tried again.
-#
-# `NOTHING_SENT`: no byte of the request left this process. `SENT`: the provider may have seen it, nothing was answered.
-# `ANSWERED`: a status line arrived and the rest broke. Exceptions of `Http1Transport` carry the phase; those of other
-# httpx transports are judged by their type. Invariant: `NOTHING_SENT` is only said when it is certain.
+# --- how far a request got before it failed: the one fact that decides whether it may be tried again ---
 
 
 _E = TypeVar("_E", bound=httpx.TransportError)
@@ -48,7 +44,12 @@ def with_phase(error: _E, phase: Phase) -> _E:
 
 
 def phase_of(error: BaseException, *, answered: bool = False) -> Phase:
-    """Tell the phase of any transport's failure; `answered` says that it came while the body was being read."""
+    """Returns the phase of any transport's failure; `answered`: it came while the body was being read.
+
+    `NOTHING_SENT`: no byte of the request left this process. `SENT`: the provider may have seen it, nothing was answered.
+    `ANSWERED`: a status line arrived and the rest broke. Exceptions of `Http1Transport` carry the phase; those of other
+    httpx transports are judged by their type. Invariant: `NOTHING_SENT` is only returned when it is certain.
+    """
     marked: Phase | None = getattr(error, "phase", None)
     if marked is not None:
         return marked

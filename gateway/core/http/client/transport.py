@@ -1,11 +1,12 @@
-"""The two transports towards providers: our own HTTP/1.1 over asyncio and httptools, pooled per origin, and httpx's.
+"""The transports towards providers: our own HTTP/1.1 over asyncio and httptools, pooled per origin, and httpx's.
 
-A target's wire calls `Http1Transport.exchange`, which takes a request as bytes and gives back what the core reads, without
-httpx's objects between them. To everybody else it is an `httpx.AsyncBaseTransport`, the seam that it shares with
-`HttpxTransport` (HTTP/2, proxies) and with `httpx.MockTransport`. No task, timer or context manager per request: one
-periodic sweep looks after every deadline, so timeouts are late by at most `sweep_interval_s`. It knows nothing of retries
-beyond one: a kept-alive connection that turns out dead as soon as it is written to is replaced once. Invariant: when a
-request has failed, been cancelled or been read to its end, it holds nothing.
+First `Http1Transport`: a target's wire calls its `exchange`, which takes a request as bytes and gives back what the core
+reads, without httpx's objects between them. To everybody else it is an `httpx.AsyncBaseTransport`, the seam that it shares
+with `HttpxTransport` (HTTP/2, proxies), which follows, and with `httpx.MockTransport`. No task, timer or context manager
+per request: one periodic sweep looks after every deadline, so timeouts are late by at most `sweep_interval_s`. It knows
+nothing of retries beyond one: a kept-alive connection that turns out dead as soon as it is written to is replaced once.
+Then come the words for certificates that TLS refuses and for connections that do not come about, and last `Pools`, the
+transports by provider. Invariant: when a request has failed, been cancelled or been read to its end, it holds nothing.
 """
 
 from __future__ import annotations
@@ -256,17 +257,12 @@ class _ExchangeStream(httpx.AsyncByteStream):
         self._exchange.abandon()
 
 
-# `transport: httpx`: HTTP/2 and proxies, with what our own transport promises and httpx leaves open.
+# --- `transport: httpx`: HTTP/2 and proxies ---
 #
-# Three things are added to `httpx.AsyncHTTPTransport`. Errors of the libraries below it, which it lets through as they are,
-# become httpx's. An answer that only the end of a TLS connection ends is whole after a close_notify alone (RFC 8446, 6.1). And
-# a stream of HTTP/2 that nobody reads any more is reset, so that the provider stops working on it (RFC 9113, 8.7).
-
-# RST_STREAM for HTTP/2 streams that httpcore has dropped: it forgets them without a word to the provider.
-#
-# The provider would go on writing an answer, and being paid for it, and what comes fills the connection's window, which is
-# never opened again. There is no interface for it, so this reaches into httpcore's connections; what it does not find there
-# it leaves alone, and the conformance tests of the transports notice.
+# httpcore forgets HTTP/2 streams that it has dropped, without a RST_STREAM. The provider would go on writing an answer, and
+# being paid for it, and what comes fills the connection's window, which is never opened again. There is no interface for it, so
+# this reaches into httpcore's connections; what it does not find there it leaves alone, and the conformance tests of the
+# transports notice.
 
 
 CANCEL = 0x8
@@ -332,7 +328,13 @@ _STRAY_IN_WRITE: tuple[type[Exception], ...] = (*_STRAY, httpx.HTTPError)
 
 
 class HttpxTransport(httpx.AsyncBaseTransport):
-    """Send requests over httpx's own transport; `http2` needs the package h2. Errors and phases are as `Http1Transport`'s."""
+    """Send requests over httpx's own transport; `http2` needs the package h2. Errors and phases are as `Http1Transport`'s.
+
+    Three things are added to `httpx.AsyncHTTPTransport`, as `Http1Transport` promises them and httpx leaves them open.
+    Errors of the libraries below it, which it lets through as they are, become httpx's. An answer that only the end of a
+    TLS connection ends is whole after a close_notify alone (RFC 8446, 6.1). And a stream of HTTP/2 that nobody reads any
+    more is reset, so that the provider stops working on it (RFC 9113, 8.7).
+    """
 
     def __init__(
         self,
@@ -470,15 +472,7 @@ async def _flush(flush: Any) -> None:
         return
 
 
-# Transports by provider: equal providers share one, a reload that changes nothing keeps every connection.
-#
-# A transport that no provider uses any more is closed once every call has ended that came in before: a call keeps its policy
-# to its end, and may turn to any target of it late. Policies are compiled in a thread, so the tables are only ever iterated as
-# copies.
-
-# Certificates that a provider shows and TLS does not take: what is wrong with them, and who can mend it.
-#
-# Nothing was sent then, and nothing will be until somebody renews a certificate or corrects the config.
+# --- connections that do not come about: certificates that TLS does not take, and all other reasons ---
 
 
 _EXPIRED, _NOT_YET_VALID, _WRONG_NAME, _WRONG_ADDRESS = 10, 9, 62, 64
@@ -488,7 +482,10 @@ _UNKNOWN_AUTHORITY = frozenset((2, 20, 21, 27))
 
 
 def certificate_error(error: BaseException) -> ssl.SSLCertVerificationError | None:
-    """The refused certificate that an error comes from, however often it was wrapped; None: it is about something else."""
+    """The refused certificate that an error comes from, however often it was wrapped; None: it is about something else.
+
+    Nothing was sent then, and nothing will be until somebody renews a certificate or corrects the config.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
         cause = cause.__cause__ or cause.__context__  # httpcore raises again `from None`
@@ -526,6 +523,8 @@ def why_unreachable(error: BaseException) -> str:
     return os.strerror(int(number[1])).lower() if number else "no connection"
 
 
+# --- transports by provider ---
+
 StartEmulator = Callable[[str], Awaitable[str]]
 """Starts the emulator of that name inside the process, once, and returns its base URL."""
 
@@ -555,7 +554,13 @@ class EmulatedTransport(httpx.AsyncBaseTransport):
 
 
 class Pools:
-    """All transports of the process."""
+    """All transports of the process, by provider: equal providers share one, a reload that changes nothing keeps every
+    connection.
+
+    A transport that no provider uses any more is closed once every call has ended that came in before: a call keeps its
+    policy to its end, and may turn to any target of it late. Policies are compiled in a thread, so the tables are only ever
+    iterated as copies.
+    """
 
     def __init__(self, start_emulator: StartEmulator) -> None:
         self._start_emulator = start_emulator
