@@ -1,4 +1,4 @@
-"""The order in which a call tries its model's targets, and the rules of `retries.yaml`.
+"""The order in which a call tries its model's targets, and the rules of `retries.yaml`; in this order.
 
 Targets are tried tier by tier, and within a tier as the model's `choice` says:
 
@@ -7,8 +7,8 @@ Targets are tried tier by tier, and within a tier as the model's `choice` says:
     least_loaded  by calls in flight for each unit of capacity and weight
     fastest       the better of two drawn at random, by expected time to first byte x queue / weight
 
-The whole tier is ordered, not one target picked: the first may be full, paused or open. It must not know limits,
-breakers or calls. Invariants: the result has every target once, and no target comes before one of a lower `order`.
+The whole tier is ordered, not one target picked: the first may be full, paused or open. It must not know limits, breakers
+or calls. Invariants: the result has every target once, and no target comes before one of a lower `order`.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _by_two(tier: Sequence[T], scores: Sequence[float], draw: Draw) -> Sequence[
     return arranged
 
 
-# The compiled `retries.yaml`: how often a call is tried, the action for each error class, and the limits on retries.
+# --- the compiled `retries.yaml`: how often a call is tried, the action for each error class, the limits on retries ---
 
 
 class Action(Enum):

@@ -43,7 +43,7 @@ from gateway.products.jobs.calls import ServeCall
 from gateway.products.jobs.respond_async import AsyncAnswers
 from gateway.products.responses.http import ResponseEndpoint
 
-# Answers on their way out: whole, in parts, or as the events of a stream whose head has gone while its call waited.
+# --- answers on their way out: whole, in parts, or as events of a stream whose head went while its call waited ---
 
 
 async def give(served: ServedRequest, call: Call, reply: Reply) -> None:

@@ -3,10 +3,11 @@
     admit (headers: may it come in?) -> the body -> call (body: what does it ask for?)
 
 First what may be stopped: one request in flight (`Serving`), the bytes of unfinished bodies, all requests in flight, and a
-request on its HTTP connection; a request is stopped by cancelling its task with a reason, which the edge turns into an answer
-or into silence. Then the intake itself. Most requests bring none of the headers by which a call may ask for something of its
-own: of those nothing is looked up but their route's plan. Every refusal of a request that is read to its end is raised here, in
-the order in which checks are cheap.
+request on its HTTP connection; a request is stopped by cancelling its task with a reason, which the edge turns into an
+answer or into silence. Then small bodies off the hot path, then fields that another parser may read differently, and last
+the intake. Most requests bring none of the headers by which a call may ask for something of its own: of those nothing is
+looked up but their route's plan. Every refusal of a request that is read to its end is raised here, in the order in which
+checks are cheap.
 """
 
 from __future__ import annotations
@@ -70,11 +71,7 @@ if TYPE_CHECKING:
     from gateway.core.types import Lane
     from gateway.core.websocket import SocketEnd
 
-# Who is being served right now, and how to stop them: the client left, its body is too slow, the process is going down.
-#
-# First one request as those see it who may stop it (`Serving`), the bytes of unfinished bodies, and all requests in flight;
-# then a request on its HTTP connection, with what the edge has learnt of it. A request is stopped by cancelling its task with a
-# reason; the edge turns the reason into an answer, or into silence.
+# --- who is being served right now, and how to stop them ---
 
 StopReason = Literal["client_gone", "body_timeout", "no_room", "shutdown"]
 
@@ -307,7 +304,7 @@ class ServedRequest(Serving):
         self.cycle.transport.abort()
 
 
-# Small bodies, off the hot path: read whole, within the time that bodies have, as the JSON objects that they are to be.
+# --- small bodies, off the hot path: read whole, as JSON objects, within the time that bodies have ---
 
 
 async def read_object(request: Request, server: Server, most: int, example: str) -> dict[str, Any]:
@@ -353,16 +350,11 @@ def refuse_unknown(fields: Mapping[str, Any], known: Sequence[str]) -> None:
             raise InvalidRequest(f"Unknown field '{name[:200]}'; {hint}", param=name[:200], code="unknown_field")
 
 
-# What another parser may read differently: a key that may use some models only must not name one that we do not see.
-#
-# Providers differ in how they read a request: some take field names in any case (Go), some have fields of their own that
-# choose a model (OpenRouter's `models` and `provider`), some take a form's `name*=` (RFC 5987, 3.2), and Anthropic's advisor,
-# a tool, is a model by itself. Only asked for keys whose `models` are restricted: whoever may use every model gains nothing
-# by it.
+# --- what another parser may read differently ---
 
 
 _ADVISOR = re.compile(rb'"type"\s*:\s*"(?:advisor|[^"]*\\u)', re.IGNORECASE)
-"""How such a tool begins in a body that is too large to be parsed."""
+"""How the tool of an advisor begins in a body that is too large to be parsed."""
 _EXTENDED_NAME = re.compile(rb";\s*name\*", re.IGNORECASE)
 
 
@@ -371,7 +363,11 @@ def refuse_other_readings(
 ) -> None:
     """Raises Forbidden where the body names a model in a way that only some providers read.
 
-    `fields` are the names at the top of a JSON body; those of a form are read here.
+    `fields` are the names at the top of a JSON body; those of a form are read here. Providers differ in how they read a
+    request: some take field names in any case (Go), some have fields of their own that choose a model (OpenRouter's
+    `models` and `provider`), some take a form's `name*=` (RFC 5987, 3.2), and Anthropic's advisor, a tool, is a model by
+    itself. A key that may use some models only must not name one that we do not see; whoever may use every model gains
+    nothing by it, so other keys are not checked.
     """
     if endpoint.request == "multipart":
         names: list[str] = []

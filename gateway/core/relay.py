@@ -461,7 +461,7 @@ async def _nothing() -> AsyncIterator[bytes]:
         yield chunk
 
 
-# A stream that has grown too long to be held back: what came is given, and the rest as it comes.
+# --- a stream that has grown too long to be held back: what came is given, and the rest as it comes ---
 
 
 @dataclass(slots=True)

@@ -1,12 +1,12 @@
 """What the gateway reads of a request: the plan of its route, then its head, then its body.
 
 The plan is what is the same for all calls of one key to one model at one endpoint: it is compiled once. A target that is
-compiled for a pattern serves the name the client asked for.
+compiled for a pattern serves the name the client asked for. The head: who calls, in which lane, for whom, until when;
+whether it is a request of a web page (`refuse_pages`); and which paths are passed through. The body: which model, as a
+stream or not, how many tokens at most; parsed once, and kept as it came; at the end large bodies, a piece at a time.
 
-The head: who calls, in which lane, for whom, until when; and which paths are passed through. The body: which model, as a
-stream or not, how many tokens at most; parsed once, and kept as it came. Only what the gateway itself needs is checked
-here; everything else in a body is the provider's to judge. Routing looks at the matched endpoint and the top-level `model`
-alone: `api_base`, `base_url` and the like are inert at any depth.
+Only what the gateway itself needs is checked here; everything else in a body is the provider's to judge. Routing looks at
+the matched endpoint and the top-level `model` alone: `api_base`, `base_url` and the like are inert at any depth.
 """
 
 from __future__ import annotations
@@ -141,11 +141,11 @@ class RoutePlans:
         self._plans[route] = plan
 
 
-# What the head of a request says: who calls, in which lane, for whom, until when; and which paths are passed through.
+# --- the head of a request: who calls, in which lane, for whom, until when ---
 
 MAX_DEADLINE_S = 7 * 24 * 3600.0
 SDK_MARGIN_S = 0.15
-"""So long before an SDK's own timeout it gets our refusal: a sweep of the watch, and the way to it."""
+"""Seconds before an SDK's own timeout at which it gets our refusal: a sweep of the watch, and the way to it."""
 
 _REQUEST_ID = _TENANT = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token68 of RFC 9110, 11.2
@@ -369,17 +369,19 @@ def _seconds(value: bytes) -> float | None:
     return seconds if 0 < seconds <= MAX_DEADLINE_S else None
 
 
-# Web pages that call a gateway without keys: any page open on this machine could spend its money and read its answers.
-#
-# Without keys the gateway listens on loopback only, so whoever may call it says so. A page of another site gives itself away
-# by its `Origin`, or by `Sec-Fetch-Site` where a browser sends no origin (images, forms by GET, links: W3C Fetch Metadata,
-# 2.3); one whose name was made to resolve to this machine (DNS rebinding) by its `Host`.
+# --- web pages that call a gateway without keys ---
 
 _LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
 
 
 def refuse_pages(index: Mapping[bytes, bytes]) -> None:
-    """Raises Forbidden for a request of a web page that is not of this machine; `index` has the headers by name."""
+    """Raises Forbidden for a request of a web page that is not of this machine; `index` has the headers by name.
+
+    Any page open on this machine could spend the money of a gateway without keys and read its answers. Such a gateway
+    listens on loopback only, so whatever else reaches it may call it. A page of another site gives itself away by its
+    `Origin`, or by `Sec-Fetch-Site` where a browser sends no origin (images, forms by GET, links: W3C Fetch Metadata, 2.3);
+    one whose name was made to resolve to this machine (DNS rebinding) by its `Host`.
+    """
     origin = index.get(b"origin")
     if origin is None:
         site = index.get(b"sec-fetch-site")
@@ -399,19 +401,16 @@ def refuse_pages(index: Mapping[bytes, bytes]) -> None:
         )
 
 
-# Pass-through: which paths are relayed as they are, to whom, and who may ask for that.
-#
-# Everything below `/v1`, and without `/v1` below the first segments of OpenAI's API alone, so that no path of the gateway's own
-# or of whatever stands beside it is taken for a provider's. What manages an account is relayed only where the config says so.
+# --- pass-through: which paths are relayed as they are, to whom, and who may ask for that ---
 
 
 OTHER = Endpoint(PASSTHROUGH, "", answer="binary", request="any", most_body_bytes=68_157_440)
-"""Whatever is relayed as it is. Its body may be a part of 64 MiB, and a form around it."""
+"""The endpoint of whatever is relayed as it is. Its body may be a part of 64 MiB, and a form around it."""
 SEGMENTS = frozenset((
     "assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals", "files",
     "fine_tuning", "images", "models", "moderations", "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
 ))  # fmt: skip
-"""What may come first below `/`."""
+"""The first segments that are relayed below `/`."""
 ADMIN_SEGMENTS = frozenset(("organization", "organizations", "projects"))
 """Of an account's own administration: users, keys, costs. The first of them also without `/v1`."""
 _MOST_DECODINGS = 3
@@ -421,7 +420,12 @@ _VERSION = re.compile(r"v\d+\w*", re.IGNORECASE)
 
 
 def is_relayed(policy: PolicySnapshot, path: str) -> bool:
-    """Whether a path (decoded) that nobody else answers belongs to the provider of `passthrough`."""
+    """Whether a path (decoded) that nobody else answers belongs to the provider of `passthrough`.
+
+    That is everything below `/v1`, and without `/v1` what is below the first segments of OpenAI's API alone, so that no
+    path of the gateway's own or of whatever stands beside it is taken for a provider's. What manages an account is relayed
+    only where the config says so.
+    """
     if policy.passthrough is None:
         return False
     below, _, rest = path[1:].partition("/")
@@ -712,10 +716,7 @@ def _json_problem(body: bytes, exc: orjson.JSONDecodeError) -> str:
     return f"{exc.msg} at line {exc.lineno} column {exc.colno}"
 
 
-# Reads what a large body asks for, a piece at a time: between the pieces everybody else is served.
-#
-# One body at a time, so that the loop is never later by more than one piece, however many come at once. A body of more than a
-# few megabytes is not parsed at all: what it costs is its bytes.
+# --- large bodies: read a piece at a time, and between the pieces everybody else is served ---
 
 
 TAKES_TOKENS = frozenset(("embeddings", "completions"))
@@ -726,7 +727,11 @@ T = TypeVar("T")
 
 
 class LargeBodies:
-    """Reads the large bodies of this process."""
+    """Reads the large bodies of this process, a piece at a time.
+
+    One body at a time, so that the loop is never later by more than one piece, however many come at once. A body of more
+    than a few megabytes is not parsed at all: what it costs is its bytes.
+    """
 
     __slots__ = ("_turn",)
 

@@ -1,9 +1,8 @@
 """Numbers, and the log line of a call. Implements `ports.Meter`.
 
-First what is counted as it happens, what is set before a scrape, and the scrape itself: the metrics are a table
-(`metrics.py`); what one ended call adds to them is `CallCounter`'s business. Then the call log: one structured line per
-call, without any prompt or secret, formatted in batches outside of any call and written by a thread, because a write may
-block.
+First what one ended call adds to the metrics (`CallCounter`; the metrics themselves are a table, `metrics.py`), then what
+is counted as it happens, what is set before a scrape, and the scrape itself (`Telemetry`), then the call log. Invariant: no
+prompt and no secret is in a line of the log.
 """
 
 from __future__ import annotations
@@ -39,9 +38,6 @@ from gateway.features.runs.rules import RunPart
 from gateway.products.jobs.metrics import JobMeter
 
 # --- what one ended call adds to the metrics ---
-#
-# Most calls of a key to a model are served by one attempt at one target, and differ in nothing but numbers: for these the
-# labels and rows to add to are kept together. It must not know when calls are counted.
 
 
 log = logging.getLogger("gateway")
@@ -86,7 +82,11 @@ TOKEN_KINDS = {
 
 
 class CallCounter:
-    """Counts ended calls."""
+    """Counts ended calls; it must not know when calls are counted.
+
+    Most calls of a key to a model are served by one attempt at one target, and differ in nothing but numbers: for these the
+    labels and rows to add to are kept together.
+    """
 
     __slots__ = ("_doubted", "_metrics", "_plain", "_runs")
 
@@ -246,9 +246,9 @@ class CallCounter:
 
 
 CostTotals = Mapping[tuple[str, str], tuple[float, float, int]]
-"""By model and key: US dollars, those of them that are estimated, and the calls of which it is not known what they cost."""
+"""The costs by model and key: US dollars, those of them that are estimated, and the calls of which it is not known what they cost."""
 STATES = ("closed", "half_open", "open", "drained")
-"""Of breakers, by their number in the metric."""
+"""The states of breakers, by their number in the metric."""
 
 FLUSH_S = 0.05
 FLUSH_RECORDS = 32
@@ -474,23 +474,22 @@ class Telemetry(Collector):
         }
 
 
-# The call log: one structured line per call, without any prompt or secret.
-#
-# Lines are formatted in batches outside of any call, and written by a thread, because a write may block: a stuck reader never
-# stops a call. When it is too slow, lines are dropped and counted. The JSON line of a plain call (one attempt, which served
-# it) is put together from text that is the same for many calls and the few values that are not; all other lines are
-# dictionaries first.
+# --- the call log: one structured line per call, without any prompt or secret ---
 
 QUEUED_BATCHES = 500
 MOST_ATTEMPTS = 50
-"""Of one call in its line, the last ones."""
+"""The most attempts of one call in its line, the last ones."""
 
 Refused = tuple[str, str, int, str | None]
 """Request id, path, status and code of a request that never became a call."""
 
 
 class CallLog:
-    """Where call records go; `start` and `stop` it."""
+    """Takes call records and writes their lines; `start` and `stop` it.
+
+    Lines are formatted in batches outside of any call, and written by a thread, because a write may block: a stuck reader
+    never stops a call. When it is too slow, lines are dropped and counted.
+    """
 
     def __init__(self, stream: TextIO, style: str, worker: int | None = None) -> None:
         self._stream = stream
@@ -691,7 +690,11 @@ def _text(value: bytes | None) -> str | None:
 
 
 class JsonLines:
-    """Makes lines of JSON; each ends with `fixed`, the fields that every line of this process has."""
+    """Makes lines of JSON; each ends with `fixed`, the fields that every line of this process has.
+
+    The line of a plain call (one attempt, which served it) is put together from text that is the same for many calls and
+    the few values that are not; all other lines are dictionaries first.
+    """
 
     __slots__ = ("_end", "_fixed")
 

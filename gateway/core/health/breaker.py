@@ -47,8 +47,7 @@ _import_without_redis()
 
 from pybreaker import CircuitBreaker, CircuitBreakerListener, CircuitBreakerState  # noqa: E402 - it has to be as said above
 
-# The way back of a target that was left alone: a few probes, the least urgent calls first, then growing traffic. Invariants:
-# never more probes out than allowed; waits are finite and never negative.
+# --- the way back of a target that was left alone: a few probes, then growing traffic ---
 
 PROBE_GRACE_S = 0.1
 """Seconds for which each lane leaves the probes to the one below it."""
@@ -72,7 +71,10 @@ _LN2 = 0.6931471805599453
 
 
 class Probes:
-    """The calls that a half-open breaker lets through from `since` on: one, and one more for each that succeeded."""
+    """The calls that a half-open breaker lets through from `since` on: one, and one more for each that succeeded.
+
+    The least urgent calls go first. Invariants: never more probes out than allowed; waits are finite and never negative.
+    """
 
     __slots__ = ("bad", "good", "out", "since")
 
@@ -123,7 +125,7 @@ class SlowStart:
         return now - self._began_at >= self._ramp_s - EARLY_S
 
 
-# The phases of a breaker: each is a type that has only the fields which mean something in it.
+# --- the phases: each is a type that has only the fields which mean something in it ---
 #
 #     phase           state shown      which calls go                               it ends by
 #     Closed          closed           all; while it ramps up, as many as that lets  an ejection, or a person
@@ -274,15 +276,18 @@ class _Mirror(CircuitBreakerListener):
         self._breaker._became()
 
 
-# What other replicas report is kept apart from what was seen here, and for a while the latter outranks it. Invariant: what a
-# peer has reported goes with the ejection that it was about.
+# --- what other replicas report ---
 
 OWN_SUCCESS_SPANS = 2
 """The multiple of the longest open time for which the success of own probes outranks what peers report."""
 
 
 class PeerReports:
-    """The reports of peers about one breaker, and the own evidence that outranks them. Times are monotonic seconds."""
+    """The reports of peers about one breaker, and the own evidence that outranks them. Times are monotonic seconds.
+
+    They are kept apart from what was seen here, and for a while the latter outranks them. Invariant: what a peer has
+    reported goes with the ejection that it was about.
+    """
 
     __slots__ = ("failure_rate", "open_until", "own_success_until")
 

@@ -3,8 +3,10 @@
     outcomes -> `OutcomeWindow` (the last minute, or longer where calls are) -> what leaves it -> `Baseline`
 
 So the present is judged by the past, and an outage that opens the breaker never teaches. The baseline moves slowly and
-within bounds: what fails more often than `MOST_USUAL` is sick, however long it has been so. It must not know states,
-permits or targets. Invariants: O(1) in time and space for each outcome; no sample is kept.
+within bounds: what fails more often than `MOST_USUAL` is sick, however long it has been so. After the rules, window and
+baseline come the verdict (`FailureDetector`), the silent targets (`Suspicion`, `StallMoves`) and what is kept of one
+target's answers (`Responsiveness`). It must not know states, permits or targets. Invariants: O(1) in time and space for
+each outcome; no sample is kept.
 """
 
 from __future__ import annotations
@@ -63,9 +65,9 @@ BEYOND_CHANCE = log(1e8)
 MOST_USUAL = 0.25
 """The largest share of failures that can become the rule."""
 MOST_AT_FIRST = 0.1
-"""The same, while little is known."""
+"""The largest share of failures that can become the rule while little is known."""
 ENOUGH_CALLS = 1000
-"""The number of calls that tell what is usual; from then on it moves slowly ..."""
+"""The number of calls that show what is usual; from then on it moves slowly ..."""
 SLOWLY_S = 600.0
 """... with this time constant."""
 DURATIONS = 3.0
@@ -235,11 +237,7 @@ def _towards(mean: float, value: float, weight: float) -> float:
     return mean + (value - mean) * weight if mean else value
 
 
-# Judges from the ends of its calls whether a target is well: failures in a row, their share, and late first bytes.
-#
-# A target is ill if its last calls all failed, if too many failed, or if too many were slow; each beyond what is usual there
-# and what chance would bring about. Invariants: O(1) for each outcome; a verdict needs at least `consecutive_failures`
-# failures, or `min_calls` calls.
+# --- the verdict: failures in a row, their share, and late first bytes ---
 
 
 LONGEST_RUN = 20
@@ -249,7 +247,12 @@ HIGHEST_PERCENT = 90.0
 
 
 class FailureDetector:
-    """Judges one target by the outcomes of its calls, while calls go there freely."""
+    """Judges one target by the outcomes of its calls, while calls go there freely.
+
+    A target is ill if its last calls all failed, if too many failed, or if too many were slow; each beyond what is usual
+    there and what chance would bring about. Invariant: a verdict needs at least `consecutive_failures` failures, or
+    `min_calls` calls.
+    """
 
     __slots__ = ("baseline", "rules", "run", "slow_after_s", "window")
 
@@ -372,7 +375,7 @@ def _is_high(calls: int, failures: int, usual: float, percent: float) -> bool:
     return share >= threshold and (share >= HIGHEST_PERCENT or surprise(calls, failures, usual) >= BEYOND_CHANCE)
 
 
-# Decides when a silent target is suspect, and how fast the calls that hang there move on.
+# --- silence: when a silent target is suspect, and how fast the calls that hang there move on ---
 #
 #     several calls, begun one after the other, all without a sign of life for longer than is usual  ->  `Suspicion`
 #     one call, without a sign of life for several times what is usual; or some, where nothing is known  ->  `StallMoves`
@@ -386,7 +389,7 @@ SPAN_S = 2.0
 FIRST_WINDOW = 3
 """The calls that may move at once, until the first of them is answered."""
 ANSWERS_PER_MOVE = 1000
-"""After so many answers of a target one more call may leave it in vain."""
+"""The answers of a target after which one more call may leave it in vain."""
 _LARGEST_WINDOW = 1 << 20
 
 
@@ -477,21 +480,22 @@ class StallMoves:
         self.proof_at = now
 
 
-# How one target responds: the times of its answers by kind of call, its silence, and a model it does not know.
-#
-# All callers of the target share it, whoever pays. Times are monotonic seconds.
+# --- how one target responds ---
 
 
 MOST_CONTENTS = 256
-"""So many contents of failed calls are remembered of a target."""
+"""The contents of failed calls that are remembered of a target."""
 SERVING_S = 5.0
-"""A target that has served somebody within so many seconds is serving."""
+"""Seconds within which a target must have served somebody to count as serving."""
 LOST_AFTER = 3
 """The calls in a row for which a model that has served others has to be missing, before it counts as lost."""
 
 
 class Responsiveness:
-    """Counts the answers of one target, and the calls that it has left unanswered."""
+    """Keeps how one target responds: the times of its answers by kind of call, its silence, and a model it does not know.
+
+    All callers of the target share it, whoever pays. Times are monotonic seconds.
+    """
 
     __slots__ = (
         "_answers",

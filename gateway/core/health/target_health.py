@@ -1,7 +1,8 @@
 """Keeps the health of one target, apart from its limits: breakers, times to first byte, retries in flight.
 
-An account (one credential at a provider) has a breaker of its own, which opens when its credential is refused, or when every
-target in use there is open. It must not know calls. Invariant: each permit is given back exactly once, with or without news.
+First what other replicas report of a breaker (`FleetView`), then the health of an account and of a target. An account (one
+credential at a provider) has a breaker of its own, which opens when its credential is refused, or when every target in use
+there is open. It must not know calls. Invariant: each permit is given back exactly once, with or without news.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from gateway.core.retry import Doubt
 from gateway.core.retry_budgets import RetryBudget, RetryTokens
 from gateway.core.types import ErrorClass
 
-# Applies to a breaker what other replicas report: that it is open or closed, and who has the leave to probe it.
-#
-# A replica with its own recent evidence ignores what peers report; the others adopt it. Where nothing has failed here, a report
-# is taken at its word for no longer than a first ejection, and one probe finds out. Invariants: a breaker set by hand is never
-# changed by a peer; a report never shortens the time for which it is open.
+# --- what other replicas report of a breaker ---
 
 
 class FleetView:
-    """Applies to one breaker what its peers report; keeps nothing of its own, and is made for the occasion."""
+    """Applies to one breaker what its peers report; keeps nothing of its own, and is made for the occasion.
+
+    They report that it is open or closed, and who has the leave to probe it. A replica with its own recent evidence ignores
+    what peers report; the others adopt it. Where nothing has failed here, a report is taken at its word for no longer than
+    a first ejection, and one probe finds out. Invariants: a breaker set by hand is never changed by a peer; a report never
+    shortens the time for which it is open.
+    """
 
     __slots__ = ("_breaker",)
 
@@ -126,7 +129,7 @@ LONG_S = 60.0
 FEWEST_TRIALS = 3
 """The calls that have failed elsewhere and may try at the same time whether a target serves, at least."""
 AWAITED_PROBE_S = 1.5
-"""About so many seconds apart a target is probed that calls wait for which have nowhere else to go."""
+"""About the seconds between two probes of a target for which calls wait that have nowhere else to go."""
 PROBE_PATIENCE_S = 0.25
 """Seconds up to which the turn of a probe is waited for."""
 UNHEALTHY = frozenset(

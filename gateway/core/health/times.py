@@ -1,7 +1,8 @@
 """Decides how long an attempt is waited for before its call tries another target, and what a long wait says of the target.
 
-All are pure functions of what is usual at a target for calls of that kind, and of the time that a caller has set. It must not
-know calls, attempts or clocks. Times are seconds.
+First a histogram whose old values fade, then one target's times to first byte (`Latency`), and then the decisions: pure
+functions of what is usual at a target for calls of that kind, and of the time that a caller has set. It must not know
+calls, attempts or clocks. Times are seconds.
 """
 
 from __future__ import annotations
@@ -12,23 +13,25 @@ from itertools import accumulate
 from math import ceil, exp, inf, log2
 from typing import NamedTuple
 
-# A histogram of positive numbers whose old values fade: what share of the latest ones lies below a value.
-#
-# Steps are logarithmic, four to an octave, so that a quantile is off by a fixed share of its value over any range (at most 9 %
-# from the middle of its step, 19 % from its upper edge). New values weigh more and more instead of old ones less: it is the
-# same, and all other steps stay as they are; when weights get heavy, all are scaled down at once. Invariants: every `add` is
-# O(1), in a fixed amount of memory, of which nothing is taken before the first value.
+# --- a histogram of positive numbers whose old values fade ---
 
 
 _PER_OCTAVE = 4
 _ROUNDING = 1e-9
-"""In steps: a value on the edge of two belongs to the lower one, whatever its logarithm is rounded to."""
+"""The tolerance in steps: a value on the edge of two belongs to the lower one, whatever its logarithm is rounded to."""
 _HEAVY = 1e150
 _NO_WEIGHTS = array("d")
 
 
 class DecayingHistogram:
-    """Weights of values by step; it may keep one quantile at hand, so that nothing is summed to read that."""
+    """Weights of values by step; it may keep one quantile at hand, so that nothing is summed to read that.
+
+    It says what share of the latest values lies below a value. Steps are logarithmic, four to an octave, so that a quantile
+    is off by a fixed share of its value over any range (at most 9 % from the middle of its step, 19 % from its upper edge).
+    New values weigh more and more instead of old ones less: it is the same, and all other steps stay as they are; when
+    weights get heavy, all are scaled down at once. Invariants: every `add` is O(1), in a fixed amount of memory, of which
+    nothing is taken before the first value.
+    """
 
     __slots__ = (
         "_below",
@@ -59,7 +62,7 @@ class DecayingHistogram:
         self._pointer = 0  # the step in which the followed quantile lies ...
         self._below = 0.0  # ... and the weight of all steps below it
         self.weight = 0.0
-        """Of all values together, in the first one's weight; 0.0: there was none."""
+        """The weight of all values together, in the first one's weight; 0.0: there was none."""
         self.edge = least
         """The followed quantile: the upper edge of its step; `least` before the first value."""
 
@@ -111,12 +114,7 @@ class DecayingHistogram:
         self._below = sum(self._weights[: self._pointer])
 
 
-# The time to the first byte of one target: what to expect of it now, and what is usual there.
-#
-# Two memories. The peak-EWMA (as in Finagle and linkerd) believes a worse answer at once and a better one only by and by; it
-# tells where to send the next call. The histogram, in which the last few hundred answers count, tells what is late; failures,
-# which come faster or slower than any answer, are not counted there. Invariants:
-# between two observations nothing gets worse; every step is O(1), in a fixed amount of memory.
+# --- the time to the first byte of one target: what to expect of it now, and what is usual there ---
 
 
 DECAY_S = 10.0
@@ -129,11 +127,17 @@ QUANTILE_MIN_SAMPLES = 20
 
 _OCTAVES = int(log2(LONGEST_S / SHORTEST_S))
 _HALF_LIFE = 200
-"""The last so many answers have half of the weight in the histogram, and each of them at least that part in the mean."""
+"""The number of last answers that have half of the weight in the histogram, and each of them at least that part in the mean."""
 
 
 class Latency:
-    """Times to first byte of one target, in seconds; `now` is monotonic and never goes back."""
+    """Times to first byte of one target, in seconds; `now` is monotonic and never goes back.
+
+    Two memories. The peak-EWMA (as in Finagle and linkerd) believes a worse answer at once and a better one only by and by;
+    it says where to send the next call. The histogram, in which the last few hundred answers count, says what is late;
+    failures, which come faster or slower than any answer, are not counted there. Invariants: between two observations
+    nothing gets worse; every step is O(1), in a fixed amount of memory.
+    """
 
     __slots__ = ("_at", "_histogram", "_mean", "_peak", "count")
 
@@ -184,7 +188,7 @@ class Latency:
 
 
 USUAL_TIMES_MIN_SAMPLES = 10
-"""Fewer answers do not tell what is usual."""
+"""The fewest answers that show what is usual."""
 UNKNOWN_MEDIAN_S = 2.0
 """Seconds that the next target is taken to need, if its times are unknown."""
 LEAST_ROOM_S = 1.0
