@@ -551,10 +551,6 @@ async def _complete_embeddings(call: Call, opened: FirstAnswer) -> None:
 
 
 # --- tries that have no answer in time ---
-#
-# A transport's clocks watch single phases; this watches the whole attempt, up to the caller's own deadline. One sweep over the
-# open attempts replaces a timer for each; now and then `look` is called with all of them. Invariant: a task is only
-# cancelled while it is watched.
 
 SWEEP_S = 0.05
 LOOK_S = 0.25
@@ -567,7 +563,12 @@ Open: TypeAlias = Mapping[Task, tuple[float, Call]]
 
 
 class AttemptDeadlines:
-    """The attempts that have no answer yet, each by its task, with the time (monotonic seconds) at which it is cancelled."""
+    """The attempts that have no answer yet, each by its task, with the time (monotonic seconds) at which it is cancelled.
+
+    A transport's clocks watch single phases; this watches the whole attempt, up to the caller's own deadline. One sweep
+    over the open attempts replaces a timer for each; now and then `look` is called with all of them. Invariant: a task is
+    only cancelled while it is watched.
+    """
 
     __slots__ = ("_expired", "_look_at", "_open", "_paired", "look")
 

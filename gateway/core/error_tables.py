@@ -270,9 +270,6 @@ def _items(value: object) -> list[Any]:
 
 
 # --- one rule: conditions on an answer, and the diagnosis when they all hold ---
-#
-# Phrases are no regexes, so no written rule can be slow: each is searched once, from left to right, in a text of bounded
-# length.
 
 
 Scope = Literal["target", "key", "account"]
@@ -296,7 +293,10 @@ _OF_THE_REQUEST = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """A text to be found, whatever its case and spacing: `*` stands for any stretch, `#` for a number."""
+    """A text to be found, whatever its case and spacing: `*` stands for any stretch, `#` for a number.
+
+    It is no regex, so no written rule can be slow: it is searched once, from left to right, in a text of bounded length.
+    """
 
     parts: tuple[str, ...]
     is_numberless: bool
@@ -411,9 +411,6 @@ def _is_any_in(phrases: tuple[Phrase, ...], wording: Wording, *, is_own: bool = 
 
 
 # --- a table of ordered rules: phase, status, headers and body -> a diagnosis ---
-#
-# The first rule that holds decides. Invariant: total. Every
-# answer has a diagnosis, and it is `unknown` only where even the status tells nothing.
 
 
 _HINT_BYTES = 2_048
@@ -457,7 +454,11 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class ErrorTable:
-    """The rules of one kind of provider in order, the rules for all providers last."""
+    """The rules of one kind of provider in order, the rules for all providers last.
+
+    The first rule that holds decides. Invariant: total. Every answer has a diagnosis, and it is `unknown` only where even
+    the status tells nothing.
+    """
 
     rules: tuple[ErrorRule, ...] = ()
     kind: str = ""

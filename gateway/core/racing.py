@@ -7,8 +7,8 @@
          ── a target is suspect: its breaker opens ───────────── the calls that hang there move on, a few at a time
 
 The attempts are inspected a few times a second, so a call that is answered soon pays nothing for it. `health/` decides,
-`Failover` moves the calls. Invariants: no call is moved without another target to go to, and no attempt ends just because its
-target is suspect.
+`Failover` moves the calls. Invariants: no call is moved without another target to go to, and no attempt ends just because
+its target is suspect.
 """
 
 from __future__ import annotations
@@ -59,14 +59,6 @@ from gateway.core.snapshot import Target
 from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, UpstreamFailed, Usage
 
 # --- hedging: a second attempt where the first is late, and the end of the one that is not needed ---
-#
-#     first ── answers in time
-#     first ── is late ── second, at another target ── the first usable answer of the two; the other is called off
-#
-# What follows a failure is not known here. Each attempt has a task of
-# its own, and the second a copy of the call, so that ledger, grant and deadline are its own as well; in the end the deciding
-# attempt is the call's last one, and its grant the call's. Invariants: the second never waits for its turn; however the race
-# ends, no task runs on, the loser's connection is closed and what it reserved is settled.
 
 
 CANCELLED = "cancelled"
@@ -86,7 +78,16 @@ class Racer:
 
 
 class Hedges:
-    """Makes second attempts. One per process; holds no state of any call."""
+    """Makes second attempts. One per process; holds no state of any call.
+
+        first ── answers in time
+        first ── is late ── second, at another target ── the first usable answer of the two; the other is called off
+
+    What follows a failure is not known here. Each attempt has a task of its own, and the second a copy of the call, so that
+    ledger, grant and deadline are its own as well; in the end the deciding attempt is the call's last one, and its grant
+    the call's. Invariants: the second never waits for its turn; however the race ends, no task runs on, the loser's
+    connection is closed and what it reserved is settled.
+    """
 
     __slots__ = ("_admission", "_clock", "_learn", "_meter", "_watch")
 
@@ -299,13 +300,6 @@ def _merge(call: Call, second: Racer, *, is_last: bool) -> None:
 
 
 # --- moving a call: another attempt at another target, while the first one, which hangs, stays open ---
-#
-#     first ── hangs ── moved: second, at targets not tried by the call ── the first usable answer of the two serves
-#
-# The first goes on in the call's own task. The second has a task, and a copy of the call, so that ledger, grant and deadline
-# are its own; it is served like any call whose attempt has failed, with retries and waits of its own. This must not know
-# which target is suspect, nor why a call moves. Invariants: a call has at most one move at a time; however the call ends, the
-# second's task ends too, its connection is closed and what it reserved is settled.
 
 
 Ended = Callable[[bool], None]
@@ -327,7 +321,15 @@ class MovedAttempt:
 
 
 class Failover:
-    """Moves calls. One per process; holds no state of any call."""
+    """Moves calls. One per process; holds no state of any call.
+
+        first ── hangs ── moved: second, at targets not tried by the call ── the first usable answer of the two serves
+
+    The first goes on in the call's own task. The second has a task, and a copy of the call, so that ledger, grant and
+    deadline are its own; it is served like any call whose attempt has failed, with retries and waits of its own. This must
+    not know which target is suspect, nor why a call moves. Invariants: a call has at most one move at a time; however the
+    call ends, the second's task ends too, its connection is closed and what it reserved is settled.
+    """
 
     __slots__ = ("_admission", "_clock", "_serve", "_watch")
 

@@ -246,7 +246,7 @@ class CallCounter:
 
 
 CostTotals = Mapping[tuple[str, str], tuple[float, float, int]]
-"""The costs by model and key: US dollars, those of them that are estimated, and the calls of which it is not known what they cost."""
+"""The costs by model and key: US dollars, those of them that are estimated, and the calls whose cost is not known."""
 STATES = ("closed", "half_open", "open", "drained")
 """The states of breakers, by their number in the metric."""
 

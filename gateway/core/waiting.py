@@ -17,11 +17,6 @@ from gateway.core.errors import GatewayOverloaded
 from gateway.core.types import LANES, Lane, QueueBounds
 
 # --- comments for clients whose call is held, or whose provider is silent ---
-#
-# The timers of SDKs and load balancers must not fire while a call waits for its first byte. One sweep over the calls in order
-# of their due times replaces a timer for each; a call costs one dictionary entry. It knows neither connections nor queues:
-# `call.comment` sends, `describe` writes the text. Invariant: a call gets no comment before its model's delay, nor after its
-# `end`.
 
 
 log = logging.getLogger("gateway.flow")
@@ -41,7 +36,13 @@ def waiting_for(call: Call) -> bytes:
 
 
 class KeepAlive:
-    """The streams that have nothing for their client yet. `begin` wants times that do not go back."""
+    """The streams that have nothing for their client yet. `begin` wants times that do not go back.
+
+    The timers of SDKs and load balancers must not fire while a call waits for its first byte. One sweep over the calls in
+    order of their due times replaces a timer for each; a call costs one dictionary entry. It knows neither connections nor
+    queues: `call.comment` sends, `describe` writes the text. Invariant: a call gets no comment before its model's delay,
+    nor after its `end`.
+    """
 
     __slots__ = ("_describe", "_waiting")
 

@@ -27,11 +27,11 @@ from typing import NamedTuple, TypeVar
 
 from gateway.products.jobs.model import JobsUnavailable
 
-# The names of blobs: paths below a place that is ours, which no name can leave.
+# --- names of blobs: paths below a place that is ours, which no name can leave ---
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}){0,7}")
-"""No step is empty or begins with a dot, so none goes up, and none is a hidden file of ours."""
+"""The form of a name: no step is empty or begins with a dot, so none goes up, and none is a hidden file of ours."""
 
 
 def check_name(name: str) -> str:
@@ -41,9 +41,7 @@ def check_name(name: str) -> str:
     return name
 
 
-# Trouble with blobs: callers get what is wrong for everybody, the log gets where, and the remedy.
-#
-# May be called from any thread. Invariant: one trouble is one line in the log, and its end another.
+# --- trouble: callers get what is wrong for everybody, the log gets where, and the remedy ---
 
 
 log = logging.getLogger("gateway.store")
@@ -62,7 +60,10 @@ NO_ROOM = "Files cannot be stored now: there is no room left for them."
 
 
 class BlobTrouble:
-    """What is wrong with a folder of blobs, if anything is."""
+    """What is wrong with a folder of blobs, if anything is.
+
+    Its methods may be called from any thread. Invariant: one trouble is one line in the log, and its end another.
+    """
 
     def __init__(self, folder: str, min_free_bytes: int) -> None:
         self._folder = folder
@@ -107,7 +108,7 @@ class BlobTrouble:
 
 T = TypeVar("T")
 PIECE_BYTES = 262_144
-"""Of one read or write."""
+"""The bytes of one read or write."""
 THREADS = 4
 OWNERS = ".store"
 """The file that says which stores of jobs know blobs of the folder."""

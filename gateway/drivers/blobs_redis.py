@@ -22,13 +22,13 @@ from gateway.fleet.lease import SharedState
 from gateway.products.jobs.model import JobsUnavailable, NotDurable, OutcomeUnknown
 
 MOST_BYTES: Final = 512 * 1024 * 1024
-"""Of all blobs, those in the making included: they are in the memory of the Redis."""
+"""The bytes of all blobs, those in the making included: they are in the memory of the Redis."""
 PART_BYTES: Final = 128 * 1024
-"""Of one part, which takes some tenths of a millisecond to transfer."""
+"""The bytes of one part, which takes some tenths of a millisecond to transfer."""
 AT_ONCE = 4
 """Parts under way at once."""
 TIMEOUT_S, CONNECTIONS = 2.0, 2
-"""Of the link, which is not that of limits and caches: a slow script here must not mark their Redis as gone."""
+"""Those of the link, which is not that of limits and caches: a slow script here must not mark their Redis as gone."""
 STAGED_S = 600
 """A writer that adds nothing for so long has been given up."""
 REMOVING_S = 60

@@ -16,9 +16,7 @@ from gateway.features.reuse.memory import MemoryAnswers, MemoryRecords
 if TYPE_CHECKING:
     from gateway.drivers.sqlite_store import SqliteStore
 
-# The default store, in this process's memory: it answers at once, and ends with the process.
-#
-# Each of its parts has a bound of its own.
+# --- the default store, in this process's memory: it answers at once, and ends with the process ---
 
 
 class MemoryVectors:
@@ -42,7 +40,10 @@ class MemoryVectors:
 
 
 class MemoryStore:
-    """Implements `gateway.core.ports.Store`; `wall` returns seconds since the epoch."""
+    """Implements `gateway.core.ports.Store`; `wall` returns seconds since the epoch.
+
+    Each of its parts has a bound of its own.
+    """
 
     __slots__ = ("_answers", "_objects", "_records", "answers", "is_local", "objects", "records", "vectors")
 

@@ -24,10 +24,7 @@ from gateway.core.errors import StoreUnusable
 from gateway.drivers.sqlite_file import Connect, FileKind, move_times, note_ahead, open_file, open_to_read
 from gateway.products.jobs.sqlite_rows import Backup, Effort, FileJob, Rest, Work
 
-# Keeps the state of a failing disk: when it is tried again, what the log says, and which writes it still has to take.
-#
-# Invariants: the log tells once of the trouble and once of its end; the trouble is over when a write has succeeded and every
-# durable write that was missed is in the file.
+# --- a failing disk: when it is tried again, what the log says, and which writes it still has to take ---
 
 
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 15.0
@@ -39,7 +36,11 @@ OWED_BYTES = 16 * 1024 * 1024
 
 
 class Trouble:
-    """The trouble of one file; any thread may ask for `is_well`."""
+    """The trouble of one file; any thread may ask for `is_well`.
+
+    Invariants: the log has one line of the trouble and one of its end; the trouble is over when a write has succeeded and
+    every durable write that was missed is in the file.
+    """
 
     def __init__(self, path: str, kind: FileKind, monotonic: Callable[[], float]) -> None:
         self._path = path
@@ -387,11 +388,7 @@ def _is_of_the_disk(error: BaseException) -> bool:
     return type(error) is sqlite3.DatabaseError or isinstance(error, MemoryError)
 
 
-# The thread that owns the file: the event loop hands it jobs, and gets their results back in batches.
-#
-# Invariants: the loop never waits for a disk; jobs run in the order in which they were handed over; a write that no caller
-# waits for is dropped rather than queued without bound; no caller waits for ever: a disk that does not answer counts as an
-# empty one.
+# --- the thread that owns the file ---
 
 
 T = TypeVar("T")
@@ -407,7 +404,12 @@ CLOSE_S = 10.0
 
 
 class FileThread:
-    """Takes jobs on the loop, runs them in the thread, and calls back on the loop."""
+    """Takes jobs on the loop, runs them in the thread, and calls back on the loop in batches.
+
+    Invariants: the loop never waits for a disk; jobs run in the order in which they were handed over; a write that no
+    caller waits for is dropped rather than queued without bound; no caller waits for ever: a disk that does not answer
+    counts as an empty one.
+    """
 
     def __init__(self, file: File, trouble: Trouble, monotonic: Callable[[], float]) -> None:
         self._file = file

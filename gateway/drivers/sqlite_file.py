@@ -21,7 +21,7 @@ Connect = Callable[..., sqlite3.Connection]
 LOCK_WAIT_S = 0.5
 """Seconds to wait for the lock: a process that is just ending may still hold it."""
 IN_MEMORY = ":memory:"
-"""In place of a path: what is kept so has no file, and is lost when it is closed."""
+"""The name in place of a path: what is kept so has no file, and is lost when it is closed."""
 CHECKED_BYTES = 64 * 1024 * 1024
 """A file up to this size is checked page by page when it is opened; a larger one would delay the start."""
 
@@ -51,7 +51,7 @@ class FileKind:
     setting: str
     """Where the config names it."""
     application_id: int
-    """In the header of the file, which no other kind has."""
+    """The number in the header of the file, which no other kind has."""
     migrations: Sequence[Sequence[str]]
     """The n-th brings a file from version n to n + 1; a new file has version 0. Released ones never change."""
     when_damaged: str
@@ -59,7 +59,7 @@ class FileKind:
     when_failing: str
     """What the gateway does while the disk fails."""
     when_stalled: str
-    """What it does while the disk does not answer."""
+    """What the gateway does while the disk does not answer."""
     when_replaced: str
     """How to do it right, whoever deleted the file while it was in use."""
     page_bytes: int = 4096

@@ -116,9 +116,7 @@ STATE_FILE = FileKind(
 )
 
 
-# The eviction: it runs in the file's thread. Invariants: a commit leaves the tables within their bounds (after a bound was
-# lowered: some ticks later); no step takes long; a record that is dropped before its time is logged and counted, and a tenant
-# with more than its share loses its own records first.
+# --- the eviction of rows ---
 
 VECTOR_BYTES = 1024 * 1024 * 1024
 """The bound of all partitions of the semantic index together, in bytes."""
@@ -145,7 +143,12 @@ _EXPIRE = {
 
 
 class Eviction:
-    """Keeps the file to its bounds; another thread may call `configure`."""
+    """Keeps the file to its bounds, in the file's thread; another thread may call `configure`.
+
+    Invariants: a commit leaves the tables within their bounds (after a bound was lowered: some ticks later); no step takes
+    long; a record that is dropped before its time is logged and counted, and a tenant with more than its share loses its
+    own records first.
+    """
 
     def __init__(self, bounds: StoreBounds, wall: Callable[[], float]) -> None:
         self._bounds = bounds

@@ -1,7 +1,8 @@
 """The message by which a replica asks the store for a part of one shared limit, and the reply.
 
-First comes the demand, from which a replica knows how much to ask for, and last what it knows of the whole limit by the last
-reply. `SharedState` is the Redis as the config names it.
+First comes the demand, from which a replica knows how much to ask for, then the ask and the reply, then `SharedState`, the
+Redis as the config names it, and last what the replica knows of the whole limit by the last reply. Amounts are in the
+limit's own unit.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from dataclasses import dataclass, field
 from math import floor, inf
 from typing import Literal
 
-# Predicts how much the calls of one replica will take of one limit in the next moments, from the last ones.
-#
-# Amounts are in the limit's own unit.
+# --- demand: how much the calls of one replica will take of one limit in the next moments ---
 
 
 AHEAD_S = 0.5
@@ -30,7 +29,7 @@ SMOOTH_S = 1.0
 
 
 class Demand:
-    """Counts the calls of one replica and what they take, and smooths both over `SMOOTH_S`."""
+    """Counts the calls of one replica and what they take, and smooths both over `SMOOTH_S`, to predict the next moments."""
 
     __slots__ = ("_cost", "_per_s", "_reported", "_since", "calls", "used_at")
 
@@ -147,7 +146,7 @@ class LeaseReply:
     """The most slots that a replica may hold while another waits for one; it gives back those that come free above that."""
 
 
-# The Redis that replicas share, as the config names it.
+# --- the Redis that replicas share, as the config names it ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,21 +158,21 @@ class SharedState:
     namespace: str = "gateway"
     """Before every key: gateways of the same namespace are replicas of each other."""
     timeout_s: float = 0.05
-    """Of one operation; no call waits longer, nor twice."""
+    """Seconds of one operation; no call waits longer, nor twice."""
     connections: int = 4
     """To each server, besides the one of the subscription."""
     replicas: int = 1
-    """So many there are at least, as long as the store has not said how many."""
+    """The least number of replicas, as long as the store has not said how many there are."""
     ca_file: str | None = None
 
 
-# Keeps what a replica knows of the whole of a shared limit: the last reply of the store.
-#
-# Times are monotonic seconds, amounts in the limit's own unit.
+# --- what a replica knows of the whole of a shared limit ---
 
 
 class StoreView:
-    """Keeps the last reply of the store, and ages it."""
+    """Keeps the last reply of the store, and ages it: what a replica knows of the whole of a shared limit. Times are monotonic
+    seconds.
+    """
 
     __slots__ = ("_known_at", "_level", "_spare", "ends_at", "most", "wanting", "window")
 

@@ -18,14 +18,15 @@ from math import ceil, floor, inf, isfinite
 from gateway.core.limits.bucket import Bucket, Limit, Slots, Window
 from gateway.fleet.lease import Demand, LeaseAsk, LeaseReply, LimitKind, StoreView
 
-# A local share is one of N equal parts of a limit, for a replica that cannot hear what the others use.
-#
-# It begins with what the replica held, and its part of the unleased amount that the store reported last: that is borrowed, and
-# owed when the store is back. Invariant: all parts together let no more through than the limit would have.
+# --- a local share: one of N equal parts of a limit, for a replica that cannot hear what the others use ---
 
 
 class LocalShare:
-    """Holds the share as a limit of its own, and since when the replica lives on it."""
+    """Holds the share as a limit of its own, and since when the replica lives on it.
+
+    It begins with what the replica held, and its part of the unleased amount that the store reported last: that is
+    borrowed, and owed when the store is back. Invariant: all parts together let no more through than the limit would have.
+    """
 
     __slots__ = ("_kind", "_knows_level", "borrowed", "limit", "rate_per_s", "since")
 
@@ -121,11 +122,7 @@ def _free(part: float, held: float, common: float | None, replicas: int) -> tupl
     return free, max(0.0, free - held)
 
 
-# Keeps one replica's account of a shared limit: the amounts it was granted, has used and gives back, and asks for next.
-#
-# The store has the one true level; a replica leases what its calls are likely to need in the next moments, tells in the same
-# breath what they have used, and gives back what lies idle. Invariants: what is reported to the store twice counts once; it is
-# asked for once per round.
+# --- a share, and its account at the store: what was granted, used, given back, and is asked for next ---
 
 LOW = 0.5
 """The share of what is held ahead below which more is asked for."""
@@ -161,7 +158,12 @@ class LeaseState(Enum):
 
 
 class Share:
-    """Lets the calls of one replica through by its part of one shared limit; implements `Limit`, in that limit's own unit."""
+    """Lets the calls of one replica through by its part of one shared limit; implements `Limit`, in that limit's own unit.
+
+    The store has the one true level; a replica leases what its calls are likely to need in the next moments, reports at the
+    same time what they have used, and gives back what lies idle. Invariants: what is reported to the store twice counts
+    once; it is asked for once per round.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -612,18 +614,19 @@ class Share:
             self._lower_to(level, now)
 
 
-# The sum of what all replicas have used of something, such as money: no call waits for it, each replica learns of the others.
-#
-# To the store it is a share that leases nothing and uses what it was never granted: the store's level is what is left of a sum
-# larger than anybody's. Invariant: what was added here counts once, whatever is lost on the way; while the store is out of
-# reach the others' part stays as last known.
+# --- the sum of what all replicas have used of something, such as money ---
 
 MOST = 1e7
 """The capacity sent to the store, small enough that a double still distinguishes a millionth of a cent."""
 
 
 class FleetSum:
-    """Keeps one replica's account of one sum."""
+    """Keeps one replica's account of one sum: no call waits for it, each replica learns of the others.
+
+    To the store it is a share that leases nothing and uses what it was never granted: the store's level is what is left of
+    a sum larger than anybody's. Invariant: what was added here counts once, whatever is lost on the way; while the store is
+    out of reach the others' part stays as last known.
+    """
 
     __slots__ = (
         "__weakref__",

@@ -5,10 +5,11 @@
     breaker           it opened or closed by itself: a replica with its own recent evidence ignores it, the others adopt it
     hand              opened, drained, closed or undone by a person: that holds for all (`HandNews`)
 
-Nothing about a caller's own credential is sent: its gates have names that no other process knows. News of a gate that is not
-there yet waits until it is, or is over. First comes the format of news, then what is remembered of them, the acts of persons,
-`FleetNews` itself, and the turns at probing. Invariants: what was received is never sent again; a pause is only ever made
-longer by news; all that is kept here is bounded.
+Nothing about a caller's own credential is sent: its gates have names that no other process knows. News of a gate that is
+not there yet waits until it is, or is over. First comes the format of news, then what is remembered of them, the acts of
+persons, `FleetNews` itself, and the turns at probing. Invariants: what was received is never sent again, but for acts by
+hand, to keep them; an end is only ever made later by news; all that is kept here is bounded; what cannot be read (another
+release's, garbage) is None or empty, and no number that is read is negative, infinite or not a number.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ from gateway.core.limits.headers import Learned
 from gateway.core.limits.target_limits import BURST, Gate
 from gateway.core.ports import News, NewsItem
 
-# What news of breakers, hands and limits says in detail, as bytes and back. Invariant: what cannot be read (another release's,
-# garbage) is None or empty, and no number that comes out is negative, infinite or not a number.
+# --- the format: what news of breakers, hands and limits says in detail, as bytes and back ---
 
 
 MOST_REASON = 240
@@ -54,7 +54,7 @@ class BreakerMove(NamedTuple):
     ejections: int
     reason: str
     is_refused: bool = False
-    """Of an account: the provider does not take its credential."""
+    """True of an account whose credential the provider does not take."""
     rate: float = 1.0
     """The share of failures that was seen, 0 to 1."""
 
@@ -105,8 +105,7 @@ def read_limits(detail: bytes) -> dict[str, Amount]:
     return limits
 
 
-# What a replica has sent and received about targets, as far as it has to be known later; all of it is bounded. Invariants: an
-# end is only ever made later; what is kept for gates that are not there yet goes when it is over.
+# --- what a replica has sent and received about targets, as far as it has to be known later ---
 
 
 CHANGED = 0.01
@@ -196,10 +195,7 @@ class UnmetNews:
         return [one.item._replace(left_s=one.ends_at - now) for one in present if one.ends_at > now]
 
 
-# What persons have done by hand to targets and accounts, here and at other replicas: it holds for all of them.
-#
-# The last act counts. What still holds is sent again, so that newcomers get it from a store which has lost it. Invariants: an
-# act that was received is sent again only to keep it; all that is kept is bounded.
+# --- the acts of persons, here and at other replicas ---
 
 
 HAND_S = 7 * 86_400.0
@@ -223,7 +219,11 @@ class _Act(NamedTuple):
 
 
 class HandNews:
-    """The acts of persons, sent and received; in the loop's thread."""
+    """The acts of persons on targets and accounts, sent and received; in the loop's thread.
+
+    They hold for all replicas. The last act counts. What still holds is sent again, so that newcomers get it from a store
+    which has lost it. Invariants: an act that was received is sent again only to keep it; all that is kept is bounded.
+    """
 
     __slots__ = ("_began_at", "_clock", "_ends", "_gates", "_has_reminder", "_health", "_news", "acts")
 
@@ -526,12 +526,7 @@ class FleetNews:
         return self._gates.accounts.get(account.name) is account
 
 
-# Whose turn it is to probe: of all replicas one tries whether a target that was left alone is well again.
-#
-# A breaker whose time is over asks for leave; here that is a slot of the fleet, held while probes are out and given back when
-# it is known how they went. Who has a slot and no call to probe with gives it up, and may ask again with the next call. Where
-# an account is open, too, its targets probe in the account's turn. Invariants: every ask is answered, sooner or later or by
-# asking again; a slot that nobody gives back is free after `SLOT_S`.
+# --- turns at probing: of all replicas one tries whether a target that was left alone is well again ---
 
 SLOT_S = 5.0
 """Seconds for which a slot is held unless it is given back: a replica that dies costs the others no more."""
@@ -543,7 +538,13 @@ FEW = 100
 
 
 class ProbeTurns:
-    """Asks for slots on behalf of breakers, and keeps them while they are of use."""
+    """Asks for slots on behalf of breakers, and keeps them while they are of use.
+
+    A breaker whose time is over asks for leave; here that is a slot of the fleet, held while probes are out and given back
+    when it is known how they went. Who has a slot and no call to probe with gives it up, and may ask again with the next
+    call. Where an account is open, too, its targets probe in the account's turn. Invariants: every ask is answered, sooner
+    or later or by asking again; a slot that nobody gives back is free after `SLOT_S`.
+    """
 
     __slots__ = ("_clock", "_draw", "_gates", "_health", "_held", "_news", "_queue")
 

@@ -1,9 +1,9 @@
-"""News between replicas over one channel of Redis, which also keeps lasting news for replicas that subscribe later.
+"""What replicas share over Redis: the counting of limits, the news between them, and the register of names; in this order.
 
-A message has the times of its sending and its end, by the server's clock, then its sender, kind, subject and details. It must
-not know what listeners do with the news. Invariants: no method raises or waits; no replica's clock is trusted; after each
-subscription the kept news are delivered first, in the order of their sending; lasting news that could not be sent are sent
-as soon as the store is back.
+Limits are counted in `lua/lease.lua`. News goes over one channel, which also keeps lasting news for replicas that subscribe
+later; a message has the times of its sending and its end, by the server's clock, then its sender, kind, subject and
+details. It must not know what listeners do with the news. Invariants of limits and news: no method raises, and no replica's
+clock is trusted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ from gateway.drivers.redis.link import Link, StoreRefused, load_script
 from gateway.features.reuse.redis_lru import WallTime
 from gateway.fleet.lease import LeaseAsk, LeaseReply
 
-# Limits that replicas share, counted in Redis: one script per limit and request, one round trip for all requests of a moment.
-#
-# `lua/lease.lua` does the counting; this module calls it and registers this replica along the way. Invariants: no method
-# raises, or takes longer than one operation of the link; amounts cross the wire as doubles, bit for bit, because running counts
-# must never drift.
+# --- limits, counted in Redis ---
 
 
 SILENT_S = 5.0
@@ -46,7 +42,12 @@ Now = Callable[[], float]
 
 
 class RedisLeases:
-    """Implements `gateway.core.ports.Leases`; `now` replaces the server's clock in tests."""
+    """Implements `gateway.core.ports.Leases`; `now` replaces the server's clock in tests.
+
+    It runs one script per limit and request, in one round trip for all requests of a moment. `lua/lease.lua` does the
+    counting; this calls it and registers this replica along the way. Invariants: no method raises, or takes longer than one
+    operation of the link; amounts cross the wire as doubles, bit for bit, because running counts must never drift.
+    """
 
     def __init__(self, link: Link, replica_id: bytes, at_least: int = 1, now: Now | None = None) -> None:
         self.replicas = max(1, at_least)
@@ -228,7 +229,11 @@ class ServerTime:
 
 
 class RedisNews:
-    """Implements `gateway.core.ports.News` for one event loop; `monotonic` is any clock that counts seconds."""
+    """Implements `gateway.core.ports.News` for one event loop; `monotonic` is any clock that counts seconds.
+
+    Invariants: no method raises or waits; after each subscription the kept news are delivered first, in the order of their
+    sending; lasting news that could not be sent are sent as soon as the store is back.
+    """
 
     def __init__(self, link: Link, replica_id: bytes, monotonic: Callable[[], float] | None = None) -> None:
         self._link = link
@@ -454,10 +459,7 @@ def _parse(body: bytes) -> tuple[bytes, NewsItem]:
     return sender, NewsItem(cast("Any", kind.decode()), name.decode(), 0.0, body[at:])
 
 
-# Registers the names whose entries are in slots of their own, so that all of them can be found again.
-#
-# Invariants: a name is registered before an entry is kept under it, and for longer than the entry; the number of names is
-# bounded, and no operation reads them all.
+# --- the register of names whose entries are in slots of their own ---
 
 
 REGISTER = load_script("register")
@@ -475,7 +477,11 @@ FIRST = b"0"
 
 
 class Registry:
-    """One list of names in the store."""
+    """One list of names in the store, by which all their entries can be found again.
+
+    Invariants: a name is registered before an entry is kept under it, and for longer than the entry; the number of names is
+    bounded, and no operation reads them all.
+    """
 
     __slots__ = ("_cursor", "_has_warned", "_key", "_link", "_noted", "_now", "found")
 

@@ -2,10 +2,10 @@
 
     admit -> (an attempt) -> outcomes: answered | refused | failed -> … -> settle
 
-The usual case, a target with room and nobody waiting, is settled without an await in `admit`; for the others `Waiting` finds a
-fallback, a place in the delay queue, or the reason of a refusal. What an attempt took is given back in `outcomes.py`. Runtime
-state (gates, lines, the levels of keys) lives here under stable names, so a reload changes numbers and nothing else.
-Invariant: `call.grant` is all that a call has of its target's limits.
+The usual case, a target with room and nobody waiting, is settled without an await in `admit`; for the others `Waiting`,
+which comes last, finds a fallback, a place in the delay queue, or the reason of a refusal. What an attempt took is given
+back in `outcomes.py`. Runtime state (gates, lines, the levels of keys) lives here under stable names, so a reload changes
+numbers and nothing else. Invariant: `call.grant` is all that a call has of its target's limits.
 """
 
 from __future__ import annotations
@@ -197,19 +197,20 @@ class Admission:
                 self.keys.refuse(call, cost, self._clock.monotonic())
 
 
-# A call that no target has room for at once:
-#
-#     targets in service -> when each is free -> decide -> served | held -> its turn, or the reason why there is none
-#                                                       | refused, with the time at which another try will succeed
-#
-# `decide` of `fair_queue.py` decides, this acts.
+# --- calls that no target has room for at once ---
 
 MOST_SHOWN = 10
-"""Of the targets that could not take a call, in the message of its refusal."""
+"""The most targets that could not take a call, in the message of its refusal."""
 
 
 class Waiting:
-    """Finds room for calls that cannot go at once. Holds no state of any call."""
+    """Finds room for calls that cannot go at once. Holds no state of any call.
+
+        targets in service -> when each is free -> decide -> served | held -> its turn, or the reason why there is none
+                                                          | refused, with the time at which another try will succeed
+
+    `decide` of `fair_queue.py` decides, this acts.
+    """
 
     __slots__ = ("_clock", "_gates", "_health", "_meter", "_planner", "_queue", "_retries")
 

@@ -1,10 +1,12 @@
 """Who of the waiting calls goes next, and whether a call waits, goes to a fallback or is refused.
 
-Lanes are strict (`interactive` before `batch` before `background`), except that a lane whose next call has waited too long
-gets a small share of the turns (ageing). Inside a lane, fair queueing over tenants by estimated tokens; inside a tenant, by
-age. It must not know limits, clocks or tasks. A turn costs O(log n) of the tenants, a call that comes back O(log n) of those.
-A call that has left otherwise is dropped when it is met. Invariants: `peek` without a change
-between gives the same call; nobody is passed by a younger call of his own tenant and lane.
+First what becomes of a call (`decide`), then the line of one lane (`LaneLine`), then all lanes at one gate (`FairQueue`),
+and last how full the delay queue is (`Occupancy`). Lanes are strict (`interactive` before `batch` before `background`),
+except that a lane whose next call has waited too long gets a small share of the turns (ageing). Inside a lane, fair
+queueing over tenants by estimated tokens; inside a tenant, by age. It must not know limits, clocks or tasks. A turn costs
+O(log n) of the tenants, a call that comes back O(log n) of those. A call that has left otherwise is dropped when it is met.
+Invariants: `peek` without a change between gives the same call; nobody is passed by a younger call of his own tenant and
+lane.
 """
 
 from __future__ import annotations
@@ -19,21 +21,18 @@ from typing import Generic, NamedTuple, TypeVar
 from gateway.core.limits.estimate import NOTHING, Cost
 from gateway.core.types import LANES, Lane, QueueBounds
 
-# What becomes of a call now: serve it, hold it, use a fallback, or refuse it at once.
-#
-# A pure function of predicted moments; it must not know gates, limits or who else waits. Invariants: nothing is held that is
-# predicted to come too late, nothing is refused that is predicted to come in time, and the choice is never later than needed.
+# --- what becomes of a call now: serve it, hold it, use a fallback, or refuse it at once ---
 
 
 class Verdict(Enum):
     """What to do with the call."""
 
     SERVE = "serve"
-    """Now, at the target number `choice`."""
+    """Serve it now, at the target number `choice`."""
     HOLD = "hold"
-    """For the model's own targets, as long as these are preferred."""
+    """Hold it for the model's own targets, as long as these are preferred."""
     HOLD_ANYWHERE = "hold anywhere"
-    """For whichever target of the plan frees first."""
+    """Hold it for whichever target of the plan frees first."""
     REFUSE = "refuse"
     """It would be too late: its turn comes at `ready_at` (inf: never)."""
 
@@ -47,10 +46,13 @@ class Decision(NamedTuple):
 
 
 def decide(ready_at: Sequence[float], own: int, now: float, deadline: float, prefer_primary_until: float) -> Decision:
-    """`ready_at` are the moments when each target of the plan could take the call, the model's `own` ones first.
+    """Returns what becomes of a call, by the moments `ready_at` when each target of its plan could take it, the `own` ones
+    first.
 
     A fallback is used when the model's own targets are not predicted free until `prefer_primary_until`. `deadline` is the
-    last moment at which the call may go.
+    last moment at which the call may go. A pure function; it must not know gates, limits or who else waits. Invariants:
+    nothing is held that is predicted to come too late, nothing is refused that is predicted to come in time, and the choice
+    is never later than needed.
     """
     own_at = min(ready_at[:own], default=inf)
     other_at = min(ready_at[own:], default=inf)
@@ -70,10 +72,7 @@ def _first(ready_at: Sequence[float], now: float) -> int:
     return next(index for index, at in enumerate(ready_at) if at <= now)
 
 
-# The calls of one lane that wait at one gate: each tenant's own line, and whose turn is next.
-#
-# Self-clocked fair queueing by estimated tokens (Golestani, INFOCOM 1994; compare start-time fair queueing: Goyal, Vin and
-# Cheng, 1996). Invariant: nobody is passed by a younger call of his own tenant.
+# --- the calls of one lane that wait at one gate: each tenant's own line, and whose turn is next ---
 
 
 _FEWEST_DEAD = 64
@@ -121,6 +120,9 @@ class LaneLine(Generic[TicketT]):
     the same. What the clock has advanced meanwhile is what the tenant has saved up: those who pass leave that much over, so the
     large call finds its tokens when it is due. Savings that are not there (a higher lane, or a provider's word, took them) are
     cut for all tenants alike. O(log tenants) for a turn.
+
+    Self-clocked fair queueing by estimated tokens (Golestani, INFOCOM 1994; compare start-time fair queueing: Goyal, Vin
+    and Cheng, 1996). Invariant: nobody is passed by a younger call of his own tenant.
     """
 
     __slots__ = (
@@ -338,11 +340,11 @@ class TenantLine(Generic[TicketT]):
         self.returns = 0
         self.queue: deque[TicketT] = deque()
         self.next: TicketT | None = None
-        """For which it has its turn."""
+        """The ticket for which it has its turn."""
         self.turn = 0
         self.mark = 0.0
         self.generation = 0
-        """Of the savings that `mark` tells of: earlier ones are lost."""
+        """The generation of the savings that `mark` belongs to: earlier ones are lost."""
         self.live = 0
         self.dead = 0
         self.tokens = 0.0
@@ -604,13 +606,14 @@ def _tokens(ticket: Ticket) -> float:
     return ticket.cost.input_tokens + ticket.cost.output_tokens
 
 
-# How full the delay queue is: calls and bytes against its bounds, as a whole and by tenant.
-#
-# Invariant: whatever `add` counted, `remove` takes back once.
+# --- how full the delay queue is: calls and bytes against its bounds, as a whole and by tenant ---
 
 
 class Occupancy:
-    """Counts what is held. While several tenants wait, none may take more than `max_percent_per_tenant` of the bounds."""
+    """Counts what is held. While several tenants wait, none may take more than `max_percent_per_tenant` of the bounds.
+
+    Invariant: whatever `add` counted, `remove` takes back once.
+    """
 
     __slots__ = ("_bounds", "_by_tenant", "_over_share", "bytes", "calls", "depth")
 

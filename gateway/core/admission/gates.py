@@ -27,13 +27,14 @@ from gateway.core.openai.transcript import is_thinker
 from gateway.core.snapshot import Model, PolicySnapshot, Target
 from gateway.fleet.leases import Sharing
 
-# The names of gates that are not in the config: of model names that clients choose, and of callers with accounts of their own.
-#
-# A caller's gate is named after a keyed hash of the credential.
+# --- names of gates that are not in the config: of models that clients choose, of callers with accounts of their own ---
 
 
 class GateName:
-    """What is known of one name. `payer` stands for the caller whose account it is; None: it is a model's name."""
+    """What is known of one name. `payer` stands for the caller whose account it is; None: it is a model's name.
+
+    A caller's gate is named after a keyed hash of the credential.
+    """
 
     __slots__ = ("base", "label", "looked_at", "payer")
 

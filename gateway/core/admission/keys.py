@@ -1,4 +1,4 @@
-"""Limits and budgets of keys, and the budgets of retries.
+"""Limits and budgets of keys, and the budgets of retries: first `KeyBudgets`, then `KeyLimits`, then `RetryBudgets`.
 
     reserve (what the call may cost at most) -> allows, for each further attempt -> spent (what it has cost)
 
@@ -65,9 +65,9 @@ class KeyBudgets:
         self._sharing = sharing
         self._spending = Spending()
         self._flying: dict[str, Flying] = {}
-        """What is reserved of each key, while it has calls in flight."""
+        """The reservations of each key that has calls in flight."""
         self._tallies: dict[str, tuple[int, FleetSum]] = {}
-        """What all replicas have spent of each key, and on which day."""
+        """The money that all replicas have spent of each key, and on which day."""
         self._exhausted: dict[str, tuple[int, float, bool]] = {}
         """The keys that were refused something for want of money: on which day, what their budget was, and whether next to
         nothing of it was left."""
@@ -302,19 +302,21 @@ def _fits(key: Key, spent_usd: float, reserved_usd: float, price: Price) -> bool
     return fits_budget(budget_usd, spent_usd, reserved_usd, price, allows_overspend=key.allow_overspend)
 
 
-# What each key may use, whatever target serves it. A key over its own limit gets a 429: that is the operator's wish.
-#
-# Invariant: what a call took is corrected exactly once, when the call has ended.
+# --- limits: what each key may use, whatever target serves it ---
 
 
 FETCH_S = 0.05
-"""The seconds for which other replicas are asked for more; one round trip in any case."""
+"""Seconds for which other replicas are asked for more; one round trip in any case."""
 FIRST_OUTPUT_TOKENS = 512
 """The tokens that are taken for an answer of which nobody knows how long it will be."""
 
 
 class KeyLimits:
-    """The levels of all keys that have limits, by the key's name; they survive a reload."""
+    """The levels of all keys that have limits, by the key's name; they survive a reload.
+
+    A key over its own limit gets a 429: that is the operator's wish. Invariant: what a call took is corrected exactly once,
+    when the call has ended.
+    """
 
     __slots__ = ("_sharing", "sets")
 
@@ -385,15 +387,16 @@ class KeyLimits:
             limits.settle(cost, actual, now, call.key_cost_at)
 
 
-# What the retries of a call may take: of its targets' retry budgets, of its key's money, and of its own attempts.
-#
-#     of (the answers to `core/retry.py`'s questions) -> book -> hand_over (to the grant of the retry) | cancel
-#
-# It is only asked when an attempt has failed. Invariant: what was booked is handed to exactly one grant, or cancelled.
+# --- retries: what they may take of targets' retry budgets, of the key's money, and of a call's own attempts ---
 
 
 class RetryBudgets:
-    """Books retries. Holds no state of any call but what is in it."""
+    """Books retries. Holds no state of any call but what is in it.
+
+        of (the answers to `core/retry.py`'s questions) -> book -> hand_over (to the grant of the retry) | cancel
+
+    It is only asked when an attempt has failed. Invariant: what was booked is handed to exactly one grant, or cancelled.
+    """
 
     __slots__ = ("_clock", "_costs", "_gates", "_keys")
 

@@ -2,8 +2,9 @@
 
     (an attempt) -> answered | refused | failed -> … -> ended | cancelled -> settle
 
-It must not know what is done next, or how an answer is relayed. Invariant: whatever an attempt took from a gate is settled
-exactly once, and so is what the call took from its key.
+First what a failure means for others (`HealthPropagation`), then the ends of attempts (`AttemptOutcomes`), then the errors
+of calls that are not let through. It must not know what is done next, or how an answer is relayed. Invariant: whatever an
+attempt took from a gate is settled exactly once, and so is what the call took from its key.
 """
 
 from __future__ import annotations
@@ -37,15 +38,13 @@ from gateway.core.limits.target_limits import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
 from gateway.core.ports import Meter
 from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 
-# What a failure of one call means for others: breakers that move, credentials that are refused, accounts that are out.
-#
-# Invariant: whoever waits for a target hears of every change of its breaker, a moment later.
+# --- what a failure of one call means for others: breakers, refused credentials, spent accounts ---
 
 
 IN_USE_S = 60.0
-"""A target that was asked so lately is in use."""
+"""Seconds after its last call for which a target is in use."""
 Hand: TypeAlias = Literal["open", "closed", "drained"] | None
-"""What a person wants of a breaker; None: what was set by hand holds no more."""
+"""The state that a person wants of a breaker; None: what was set by hand holds no more."""
 _LOWEST = len(LANES) - 1
 MISSING_REMEDY = "correct the target's `model` in the config, or have it made available there"
 log = logging.getLogger("gateway.health")
@@ -57,7 +56,10 @@ def missing_model(target: str) -> str:
 
 
 class HealthPropagation:
-    """Carries the news from one gate to the others, and to those who wait."""
+    """Carries the news from one gate to the others, and to those who wait.
+
+    Invariant: whoever waits for a target gets every change of its breaker, a moment later.
+    """
 
     __slots__ = ("_clock", "_draw", "_gates", "_meter", "_queue", "on_change", "on_force", "spent")
 
@@ -71,9 +73,9 @@ class HealthPropagation:
         self.spent: set[str] = set()
         """The targets and accounts of the config whose quota was found spent, and has not been seen to be back."""
         self.on_change: Callable[[str, str, str], None] | None = None
-        """Told of each change of a breaker: its name, its new state, and why."""
+        """Called with each change of a breaker: its name, its new state, and why."""
         self.on_force: Callable[[str, Hand], None] | None = None
-        """Told of what is done by hand."""
+        """Called with what is done by hand."""
 
     def credential_refused(self, gate: Gate, now: float) -> None:
         """The provider does not take the credential: nobody uses it for a while, if it is one of the config's own."""
@@ -509,11 +511,11 @@ def _let_in(call: Call, grant: Reservation, now: float) -> None:
         grant.gate.trust_rate(now)
 
 
-# The error of a call that is not let through: why, and when another try will be served.
+# --- the error of a call that is not let through: why, and when another try will be served ---
 
 
 EARLY_S = 0.05
-"""The `retry-after` of a refusal is so many seconds before the turn that is promised to the call."""
+"""Seconds by which the `retry-after` of a refusal is before the turn that is promised to the call."""
 
 
 def refusal_after_wait(held: Held, call: Call) -> GatewayError:

@@ -1,9 +1,11 @@
 """The delay queue: calls that cannot go yet wait here, in memory, until a gate of theirs has room.
 
-A held call stands in the line of every target it may use and leaves by whichever frees first; its other tickets are dropped
-when they are met. What is looked at again later (a line's next chance, a call's deadline, when it may use its fallbacks) is
-in one heap with one timer. It must not know what a call is, how limits work, or asyncio beyond the clock's timer.
-Invariants: every call that is held is woken exactly once or leaves; a grant is only taken for a call that still waits.
+First a call that waits (`Held`) with its options and tickets, then the moments at which somebody is looked at again
+(`WakeUps`), then the queue. A held call stands in the line of every target it may use and leaves by whichever frees first;
+its other tickets are dropped when they are met. What is looked at again later (a line's next chance, a call's deadline,
+when it may use its fallbacks) is in one heap with one timer. It must not know what a call is, how limits work, or asyncio
+beyond the clock's timer. Invariants: every call that is held is woken exactly once or leaves; a grant is only taken for a
+call that still waits.
 """
 
 from __future__ import annotations
@@ -23,11 +25,7 @@ from gateway.core.limits.reservation import Reservation, admit, ready_at, take
 from gateway.core.limits.target_limits import CallTraits, Gate
 from gateway.core.types import Lane, QueueBounds
 
-# A call that waits: what it may use, where it stands, and how its waiting ends.
-#
-#     Held ── a QueueTicket for each Option ── in the WaitingLine of the option's gate
-#
-# Invariant: all tickets of a call are void once it is gone.
+# --- a call that waits: what it may use, where it stands, and how its waiting ends ---
 
 
 class Left(Enum):
@@ -99,7 +97,12 @@ class Option:
 
 
 class Held(Waiter):
-    """One call that waits. `wake` is called once when it waits no more; then `left` says why."""
+    """One call that waits. `wake` is called once when it waits no more; then `left` says why.
+
+        Held ── a QueueTicket for each Option ── in the WaitingLine of the option's gate
+
+    Invariant: all tickets of a call are void once it is gone.
+    """
 
     __slots__ = (
         "_joined_as",
@@ -218,9 +221,7 @@ class QueueTicket(Ticket):
         return CallTraits(self.held.seq, self.held.tenant, self.option.estimate)
 
 
-# Moments at which somebody is looked at again: one heap and one timer for all of them, so nothing polls.
-#
-# Invariant: whatever is put is met at its moment or later, unless it is void by then.
+# --- moments at which somebody is looked at again: one heap and one timer for all of them, so nothing polls ---
 
 
 _SPARE = 1024  # a heap of so few moments is never searched for void ones
@@ -238,7 +239,10 @@ DueT = TypeVar("DueT", bound=Due)
 
 
 class WakeUps(Generic[DueT]):
-    """Calls `meet` with each item whose moment has come. Moments are monotonic seconds."""
+    """Calls `meet` with each item whose moment has come. Moments are monotonic seconds.
+
+    Invariant: whatever is put is met at its moment or later, unless it is void by then.
+    """
 
     __slots__ = ("_clock", "_heap", "_meet", "_most_live", "_next", "_timer", "_timer_at")
 

@@ -1,6 +1,7 @@
-"""Edits bodies of any size: fields set and dropped, and the text fields of forms.
+"""Edits bodies of any size: fields set and dropped (`BodyEdits`), large bodies (`Large`), and the text fields of forms.
 
-Source: RFC 7578; RFC 2046, 5.1.1. Works on the delimiter lines only: file parts are skipped, never copied.
+Source for forms: RFC 7578; RFC 2046, 5.1.1. They are worked on by their delimiter lines only: file parts are skipped, never
+copied.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gateway.core.openai.json_edit import (
 from gateway.core.openai.usage import Needs, count_answers, needs_of_fields
 from gateway.core.types import Edit, Spliced
 
-# What a target's config sets in the body of each call and leaves out of it, on top-level fields alone.
+# --- what a target's config sets in the body of each call and leaves out of it ---
 
 
 NOT_EDITABLE = frozenset(("model", "stream", "stream_options"))
@@ -59,7 +60,7 @@ COUNTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class BodyEdits:
-    """The edits of one target. Invariant: no field is both set and dropped."""
+    """The edits of one target, on top-level fields alone. Invariant: no field is both set and dropped."""
 
     set: tuple[tuple[str, bytes], ...] = ()
     """Names and their values, as JSON texts."""
@@ -99,9 +100,7 @@ def _may_have(body: bytes, name: str) -> bool:
     return name.encode() in body or b"\\u" in body
 
 
-# The facts kept of a large body, so that it is walked through only once.
-#
-# Bodies up to PEEKED_BYTES with few values are parsed once as small ones are; of all others only this is known.
+# --- the facts kept of a large body, so that it is walked through only once ---
 
 
 LARGE_BYTES = 262_144
@@ -115,7 +114,10 @@ MAX_CHOICES = 128
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """The facts about a large body. An empty or negative one has to be, and may be, found by parsing it."""
+    """The facts about a large body. An empty or negative one has to be, and may be, found by parsing it.
+
+    Bodies up to PEEKED_BYTES with few values are parsed once as small ones are; of all others only these facts are known.
+    """
 
     model: Field | None = None
     """The place of the model's name in the JSON."""
@@ -127,9 +129,9 @@ class Large:
     tokens: int = -1
     """The tokens of the input, estimated from its length; negative: they may be counted."""
     data_bytes: int = 0
-    """Of the body, so many bytes are Base64, where it is not parsed."""
+    """The bytes of the body that are Base64, where it is not parsed."""
     data_strings: int = 0
-    """In so many strings."""
+    """The number of strings with these bytes."""
     needs: Needs | None = None
     digest: bytes = b""
     """The SHA-256 of the body, which replaces it in keys."""

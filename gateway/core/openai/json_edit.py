@@ -1,6 +1,7 @@
-"""Edits JSON bodies: changes one top-level field and leaves every other byte as the client sent it.
+"""Edits JSON bodies, and reads large ones a piece at a time: every byte that is not changed stays as the client sent it.
 
-The body is known to be a valid JSON object (the edge parsed it). A key may be written with escapes (`"mod\\u0065l"`),
+First the edits of one top-level field, then passes over JSON text that is not parsed, then the outline of a large body. An
+edited body is known to be a valid JSON object (the edge parsed it). A key may be written with escapes (`"mod\\u0065l"`),
 may occur again deeper down or inside a string; only the one at the top level counts, and it must be there once only,
 because two parsers may disagree about which of two wins.
 """
@@ -211,10 +212,10 @@ def _last_field(body: bytes, name: str) -> Field:
     return find_fields(body, name)[-1]
 
 
-# Passes over JSON text that is not parsed: a piece at a time, each pass in C, so that no body blocks the event loop.
+# --- passes over JSON text that is not parsed: a piece at a time, each pass in C, so that no body blocks the loop ---
 #
-# What is found is exact for valid JSON. Text that is none is told where its tokens tell it (what stands outside strings is no
-# JSON, two strings meet), so that no parser can take for structure what was taken for text here. It must not know what the
+# What is found is exact for valid JSON. Text that is none is refused where its tokens show it (what stands outside strings is
+# no JSON, two strings meet), so that no parser can take for structure what was taken for text here. It must not know what the
 # fields of a request mean. Invariants: a piece costs a few milliseconds at most, whatever is in it; nothing is kept of it.
 
 
@@ -223,7 +224,7 @@ MAX_DEPTH = 128
 PLAIN_BYTES = 65_536
 CROWDED_VALUES = 100_000
 MOST_CONTAINERS, MOST_VALUES = 500_000, 2_000_000
-"""What an answer may have that has to be parsed whatever that takes: the vectors of 250 texts are 768,000 numbers."""
+"""The most that an answer may have that has to be parsed whatever that takes: the vectors of 250 texts are 768,000 numbers."""
 PIECE_BYTES = 32_768
 FIRST_PIECE_BYTES = 1_024
 """The first piece of a value, for most values are short."""
@@ -388,12 +389,7 @@ def too_deep() -> BodyTooComplex:
     )
 
 
-# The outline of a large JSON body: its top level, found a piece at a time without parsing the values in it.
-#
-# The caller drives the generator and lets others run between its steps. Of fields that the gateway reads itself
-# short values are parsed; all others are `UNREAD`. Of a body that is only read in outline is not known: whether what is nested
-# in it is JSON to the last byte (its strings, brackets and top level are), and how its messages divide into tokens. Invariants:
-# the top level is read as strictly as a parser would; each step takes a few milliseconds at most, whatever the body is.
+# --- the outline of a large body: its top level, found a piece at a time without parsing the values in it ---
 
 
 Steps = Generator[None, None, int]
@@ -451,7 +447,11 @@ class Contents(NamedTuple):
 def read_outline(body: bytes, max_values: int, *, counts_numbers: bool = True) -> Generator[None, None, Outline]:
     """Reads the top level of the body in steps; the generator returns the outline.
 
-    Raises MalformedJson, or BodyTooComplex.
+    The caller drives the generator and lets others run between its steps. Of fields that the gateway reads itself short
+    values are parsed; all others are `UNREAD`. Of a body that is only read in outline is not known: whether what is nested
+    in it is JSON to the last byte (its strings, brackets and top level are), and how its messages divide into tokens.
+    Invariants: the top level is read as strictly as a parser would; each step takes a few milliseconds at most, whatever
+    the body is. Raises MalformedJson, or BodyTooComplex.
     """
     reader = _OutlineReader(body, TokenCounter(max_values, counts_numbers=counts_numbers))
     outline = Outline({}, {}, set(), reader.tally)

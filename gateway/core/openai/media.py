@@ -1,9 +1,10 @@
 """What calls for speech, transcriptions and pictures use: as their provider reports it, and as request and answer show; and
 what other calls bring and ask for beside their text.
 
-Their prices have several units: tokens, characters, seconds, pictures. Of each unit that a provider does not report there is
-a number here, certain or estimated; which of them costs money is for the price list to say. Invariants: total on any body;
-a form is not searched beyond its first kilobytes.
+First the usage of those calls, then the length of a sound file (`find_seconds`), then what stands beside the text
+(`Extras`). Their prices have several units: tokens, characters, seconds, pictures. Of each unit that a provider does not
+report there is a number here, certain or estimated; which of them costs money is for the price list to say. Invariants:
+total on any body; a form is not searched beyond its first kilobytes.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ MEDIA = frozenset(("images", "speech", "transcriptions"))
 
 _CHARACTERS_PER_TOKEN = 4
 _AUDIO_INPUT_TOKENS_PER_S = 10
-"""Of sound that is transcribed. With the text that comes of it, $6 and $10 a million are then about the $0.006 a minute that
-OpenAI's price list gives for gpt-4o-transcribe."""
+"""Tokens of sound that is transcribed. With the text that comes of it, $6 and $10 a million are then about the $0.006 a minute
+that OpenAI's price list gives for gpt-4o-transcribe."""
 _WRITTEN_TOKENS_PER_S = 3.5
-"""Of the text that comes of it, at 150 words a minute."""
+"""Tokens of the text that comes of a transcription, at 150 words a minute."""
 _AUDIO_OUTPUT_TOKENS_PER_CHARACTER = 1.5
-"""Of sound that is made. $12 a million are then about the $0.015 a minute that OpenAI's list gives for gpt-4o-mini-tts."""
+"""Tokens of sound that is made. $12 a million are then about the $0.015 a minute of OpenAI's list for gpt-4o-mini-tts."""
 _SOUND_BYTES_PER_S = 4000
-"""Of a file whose length is not known: speech at 32 kbit/s, which few files fall below."""
+"""Bytes of a file whose length is not known: speech at 32 kbit/s, which few files fall below."""
 _PICTURE_TOKENS = {"low": 272, "medium": 1056}
-"""Of a picture of 1024 x 1024, by quality; others go by their area (OpenAI's guide to image generation)."""
+"""Tokens of a picture of 1024 x 1024, by quality; others go by their area (OpenAI's guide to image generation)."""
 _DEAREST_PICTURE_TOKENS = 4160
 _UNKNOWN_AREA = 1.5
-"""Of the picture's own choice, in pictures of 1024 x 1024."""
+"""The area of a picture that chooses its own size, in pictures of 1024 x 1024."""
 
 
 def read_media_answer(answer: dict[str, Any]) -> Usage | None:
@@ -112,7 +113,7 @@ def _area_of(size: object) -> float:
     return int(sides[0]) * int(sides[1]) / 1024**2
 
 
-# How long the sound file of a form is, by what its head says: WAV, FLAC, MP3, Ogg, MP4.
+# --- the length of the sound file of a form, by its head: WAV, FLAC, MP3, Ogg, MP4 ---
 #
 # Sources: RFC 7578 (forms); the WAVE format (Microsoft, IBM); RFC 9639, 8.2 (FLAC); ISO 11172-3, 2.4.2.3, and the Xing tag
 # (MP3); RFC 3533 and 7845 (Ogg, Opus); ISO 14496-12, 8.2.2 (MP4).
@@ -132,7 +133,7 @@ _MP3_KBPS = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0),
 )
-"""By the number in a frame's head; of MPEG-1, and of the versions with lower sampling rates."""
+"""The kbit/s by the number in a frame's head: of MPEG-1, and of the versions with lower sampling rates."""
 
 
 def find_seconds(form: bytes) -> float | None:
@@ -226,7 +227,7 @@ def _little(form: bytes, at: int, size: int) -> int:
     return int.from_bytes(form[at : at + size], "little")
 
 
-# What a request brings and asks for beside its text: pictures, sound, films, documents, searches, writes to a cache.
+# --- what a request brings beside its text: pictures, sound, films, documents, searches, writes to a cache ---
 #
 # Providers count files by rules of their own; here the dearest of them holds, because budgets reserve by it. Sources: OpenAI's
 # guides to images (32 x 32 pixels a patch, 2.46 tokens a patch for nano models; gpt-4o-mini 2,833 and 5,667 where others have
@@ -248,7 +249,7 @@ _KINDS: Final[dict[str, _Kind]] = {
     "input_file": "document",
     "document": "document",
 }
-"""By the type of a part of chat completions, Responses and Messages."""
+"""The kinds of files by the type of a part of chat completions, Responses and Messages."""
 _BLOBS: Final = ("inlineData", "inline_data", "fileData", "file_data")
 _HAS_EXTRAS: Final = re.compile(
     rb'"(?:input_audio|audio_url|image_url|input_image|image|computer_screenshot|video_url|file|input_file|document|inlineData'
@@ -260,24 +261,24 @@ _ESTIMATED, _ESTIMATED_LOW = 765, 85
 """The tokens that the estimate of a request takes a file for, and a picture of low detail."""
 _TOKENS_PER_S = {"audio": 32, "video": 263 + 32}
 _BYTES_PER_S = {"audio": _SOUND_BYTES_PER_S, "video": 30_000}
-"""Of files that do not say how long they are: sound at 32 kbit/s, films at 240 kbit/s, which few fall below."""
+"""Bytes a second of files that do not say how long they are: sound at 32 kbit/s, films at 240 kbit/s, which few fall below."""
 _PIXELS_PER_TOKEN = 32 * 32 / 2.46
 _LOW_DETAIL_PIXELS = 512 * 512
 _LEAST_OF_PICTURE, _MOST_OF_PICTURE, _MOST_OF_ORIGINAL = 425, 5_000, 24_600
 _PAGE_TOKENS, _PAGE_BYTES = 2_500, 30_000
 _UNSEEN_TOKENS = 5_000
-"""Of a file behind a URL or an id."""
+"""Tokens of a file behind a URL or an id."""
 _DEAR_PICTURES: Final = (("4o-mini", 20),)
 """Models whose pictures count more tokens, by a part of their names, and so many times more: of one tile 8,500."""
 _OPENAI_PART = 10 / 32
-"""Of the tokens of sound, so many count at models of OpenAI's."""
+"""The share of the tokens of sound that counts at models of OpenAI's."""
 _ALWAYS_SEARCHING: Final = "sonar-deep-research"
 _ITS_SEARCHES = 30
 """Perplexity's model searches unasked: 19 times in its API reference, 30 times in the example of OpenRouter's price list."""
 UNBOUNDED_SEARCHES = 10
 """Searches that are reckoned with where a request sets no bound on them."""
 SEARCH_TOKENS = 8_000
-"""Of what one search finds, which the model reads: OpenAI's price list has such a block for some of its models."""
+"""Tokens of what one search finds, which the model reads: OpenAI's price list has such a block for some of its models."""
 SEARCHING: Final = frozenset(("tools", "web_search_options", "max_tool_calls"))
 """The fields of a request that say whether, and how often, the web is searched."""
 _SEARCH_TOOLS: Final = ("googleSearch", "google_search", "googleSearchRetrieval", "google_search_retrieval")
@@ -297,7 +298,7 @@ class Extras(NamedTuple):
     writes_cache: bool = False
     """It asks its provider to keep some of its input in a cache."""
     writes_cache_1h: bool = False
-    """For an hour, which costs more."""
+    """The cache keeps it for an hour, which costs more."""
 
     @property
     def files(self) -> int:

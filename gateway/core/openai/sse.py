@@ -1,9 +1,10 @@
 """Server-sent events as bytes: finds the ends of events, their data, and the events that are errors.
 
-Most events only bring more of the answer, and are recognised without parsing them. Events are never re-encoded. `EventCutter`
-only decides how many bytes are whole events. `transcript.py` follows a stream as a whole; what its first events mean is below.
-In JSON quotes and line ends inside a string are escaped, so `"finish_reason":null` without a backslash before its quotes is
-never text that the model wrote. Source: HTML Living Standard, 9.2 (event stream format).
+First the cutting of a stream into events, errors and the events that are recognised without parsing, because most only
+bring more of the answer; then what a stream's first events mean (`FirstEventKind`), then the clocks of a stream
+(`StreamClock`). Events are never re-encoded. `EventCutter` only decides how many bytes are whole events; `transcript.py`
+follows a stream as a whole. In JSON quotes and line ends inside a string are escaped, so `"finish_reason":null` without a
+backslash before its quotes is never text that the model wrote. Source: HTML Living Standard, 9.2 (event stream format).
 """
 
 from __future__ import annotations
@@ -350,11 +351,7 @@ def _index_of(candidate: dict[str, Any]) -> int:
     return index if isinstance(index, int) else 0
 
 
-# Tells how an event stream starts: an announcement, or the first event that is output, an error or nonsense.
-#
-# The client's status line is held back until the first real event, so that whatever goes wrong before it can be repaired by
-# another attempt. It must not know how long that takes, nor what follows. Invariant: an event that carries output, or says
-# how the answer ended, is never taken for an announcement, so no first token is ever late.
+# --- the start of a stream: an announcement, or the first event that is output, an error or nonsense ---
 
 
 _FAILED = ("error", "insufficient_system_resource", "abort", "network_error")
@@ -386,7 +383,12 @@ _ANNOUNCEMENTS = frozenset(
 
 
 class FirstEventKind(Enum):
-    """The kinds of event in a stream that has not begun yet."""
+    """The kinds of event in a stream that has not begun yet.
+
+    The client's status line is held back until the first real event, so that whatever goes wrong before it can be repaired
+    by another attempt. How long that takes, and what follows, is not known here. Invariant: an event that carries output,
+    or says how the answer ended, is never taken for an announcement, so no first token is ever late.
+    """
 
     NOTHING = "nothing"
     """The event is an announcement or a comment: a failure may still follow."""
@@ -491,15 +493,17 @@ def _is_silent_choice(choice: dict[str, Any]) -> bool:
     return not isinstance(delta, dict) or not any(value for name, value in delta.items() if name != "role")
 
 
-# The clocks of a running stream: its total time, and the guard against streams that drip.
-#
-# A stream that has begun drips when, over a whole window of waiting for the provider, it brings fewer events than it must;
-# comments are no events, and time spent on a client that does not read is not the provider's. It must not know what an event
-# is. Invariant: between two looks one comparison with `look_at` is all there is to do.
+# --- the clocks of a running stream ---
 
 
 class StreamClock:
-    """The clocks of one stream that begins at `now`, in monotonic seconds."""
+    """The clocks of one stream that begins at `now`, in monotonic seconds: its total time, and the guard against streams that
+    drip.
+
+    A stream that has begun drips when, over a whole window of waiting for the provider, it brings fewer events than it
+    must; comments are no events, and time spent on a client that does not read is not the provider's. It must not know what
+    an event is. Invariant: between two looks one comparison with `look_at` is all there is to do.
+    """
 
     __slots__ = ("_clocks", "_ends_at", "_events", "_paused_s", "_since", "look_at")
 

@@ -1,8 +1,9 @@
 """Follows an event stream: whether it is complete, has failed or makes no sense, and the tokens it reports.
 
-Most events only bring more of the answer: `sse.py` recognises these without parsing them. All others are read here, one by
-one. It must not know where bytes come from or go to. Invariants: nothing that is not a whole
-JSON object or `[DONE]` is passed on as an event; once a stream has ended or failed, nothing more of it is.
+First which calls think before they answer, then the estimate of a stream without usage (`extend_samples`), then
+`Transcript`. Most events only bring more of the answer: `sse.py` recognises these without parsing them. All others are read
+here, one by one. It must not know where bytes come from or go to. Invariants: nothing that is not a whole JSON object or
+`[DONE]` is passed on as an event; once a stream has ended or failed, nothing more of it is.
 """
 
 from __future__ import annotations
@@ -36,13 +37,11 @@ from gateway.core.openai.usage import (
 )
 from gateway.core.types import ErrorClass, RawHeaders, Usage
 
-# Tells which calls make a model think before it answers, so that minutes without output are usual.
-#
-# From what a request asks for, or, where nobody says, from a model's name. It must not know targets or clocks.
+# --- calls that make a model think before it answers, so that minutes without output are usual ---
 
 
 FIELDS = frozenset(("reasoning_effort", "reasoning", "include_reasoning", "thinking", "enable_thinking"))
-"""The fields at the top of a request: of OpenAI (chat; responses), OpenRouter, Anthropic, Qwen."""
+"""The fields at the top of a request that ask for reasoning: of OpenAI (chat; responses), OpenRouter, Anthropic, Qwen."""
 _LITTLE = frozenset((None, False, "none", "minimal", "disabled"))
 _LONGEST_NAME = 256
 _THINKERS = re.compile(
@@ -52,7 +51,10 @@ _THINKERS = re.compile(
 
 
 def asks_for_reasoning(body: Mapping[str, Any]) -> bool:
-    """Returns whether a request asks its model to think first, and more than a little."""
+    """Returns whether a request asks its model to think first, and more than a little.
+
+    Where nobody says, a model's name decides (`is_thinker`). It must not know targets or clocks.
+    """
     if FIELDS.isdisjoint(body):
         return False
     return any(_is_much(body[field]) for field in FIELDS & body.keys())
@@ -74,10 +76,7 @@ def _is_much(effort: Any) -> bool:
     return not isinstance(effort, list) and effort not in _LITTLE
 
 
-# Estimates the tokens of what a stream has brought, where its usage does not come: its client leaves, or it breaks off.
-#
-# An event that only brings more of the answer is not parsed. Its bytes are counted, and some events are kept as samples; what
-# they hold is extended to all events at the end, where it is needed. Texts count as those of whole answers do, by their bytes.
+# --- the tokens of what a stream has brought, where its usage does not come: its client leaves, or it breaks off ---
 
 
 _FIRST_STEP = 4
@@ -93,6 +92,10 @@ def extend_samples(samples: Sequence[tuple[int, float]], events: int, size: int)
 
     Of each sample, at least one, the bytes and tokens are known. How many tokens a byte has follows from those that differ in
     length; of few, it is near what texts have. Source: the regression estimator (Cochran, Sampling Techniques, 7).
+
+    An event that only brings more of the answer is not parsed. Its bytes are counted, and some events are kept as samples;
+    what they hold is extended to all events at the end, where it is needed. Texts count as those of whole answers do, by
+    their bytes.
     """
     mean_size = sum([one for one, _ in samples]) / len(samples)
     mean_tokens = sum([tokens for _, tokens in samples]) / len(samples)
@@ -183,7 +186,7 @@ class Transcript:
         self._reported_at = -1
         """The number of plain events when an event last reported usage; -1: one with output has come since."""
         self._begun: dict[str, Any] | None = None
-        """What the end of a response that fails repeats of its beginning."""
+        """The part of a response's beginning that its end repeats where it fails."""
         self._reported: dict[str, Any] = {}
         """The usage of a message as reported so far."""
         self.events = 0

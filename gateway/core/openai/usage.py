@@ -1,6 +1,9 @@
 """The tokens of a call, and what its request needs of a target.
 
-Reads the last `usage` object by searching backwards, so that neither a long answer is parsed nor a stream kept.
+First the needs of a call (`Needs`), the calls that cost nothing and the fields by which a provider chooses a model; then
+the usage: the table of the fields in which it is reported, how it is read, added and estimated, and what of it can be
+believed. The last `usage` object is found by searching backwards, so that neither a long answer is parsed nor a stream
+kept.
 """
 
 from __future__ import annotations
@@ -19,17 +22,14 @@ from gateway.core.openai.json_edit import UNREAD
 from gateway.core.openai.sse import answer_object
 from gateway.core.types import ALL_TEXT, Endpoint, Usage, UsageParts
 
-# The needs of a call, and the capabilities of a target.
-#
-# Only asked where some target of a plan declares a restriction. It must not know targets or limits. Invariants: total on any
-# JSON object; the work is bounded however large the body is: what lies beyond the bounds is taken not to be there.
+# --- the needs of a call, and the capabilities of a target ---
 
 
 CONTEXT_TOLERANCE = 1.25
 """The error of estimates: a call that may fit is let through, and the provider has the last word."""
 
 SURELY_TOO_LONG = 1.5
-"""So many times more than a model reads is an estimate that is too long for it, where the operator says no window."""
+"""The multiple of what a model reads above which an estimate is too long for it, where the operator names no window."""
 CONTEXT_WINDOW = "a larger context window"
 
 _COUNT_DIGITS = 6
@@ -54,7 +54,12 @@ class Capabilities:
 
 
 class Needs(NamedTuple):
-    """The needs of one call; `tokens` are the estimated input and the bound on the output together, 0: unknown."""
+    """The needs of one call; `tokens` are the estimated input and the bound on the output together, 0: unknown.
+
+    They are only asked for where some target of a plan declares a restriction. Nothing here knows targets or limits.
+    Invariants: total on any JSON object; the work is bounded however large the body is: what lies beyond the bounds is
+    taken not to be there.
+    """
 
     tools: bool = False
     images: bool = False
@@ -153,7 +158,7 @@ def _is_image(part: object) -> bool:
     return isinstance(kind, str) and kind in _IMAGES
 
 
-# Tells which calls to passthrough endpoints cost nothing: reading, deleting, cancelling, uploading.
+# --- calls to passthrough endpoints that cost nothing: reading, deleting, cancelling, uploading ---
 
 
 _FREE_METHODS = frozenset(("GET", "HEAD", "DELETE"))
@@ -168,19 +173,21 @@ def costs_nothing(endpoint: Endpoint, method: str, path: str) -> bool:
     return method in _FREE_METHODS or (method == "POST" and _FREE_POSTS.fullmatch(path) is not None)
 
 
-# Fields by which some provider chooses a model, whatever `model` says: some read names in any case, some have their own.
-#
-# A key that may use some models only must not send them.
+# --- fields by which some provider chooses a model ---
 
 
 CHOOSES_A_MODEL = frozenset(
     ("model", "models", "provider", "route", "fallbacks", "preset", "engine", "deployment_id", "model_id", "model_list")
 )
-"""In lower case (OpenRouter's `models` and `provider`; Go reads field names in any case)."""
+"""The names in lower case (OpenRouter's `models` and `provider`; Go reads field names in any case)."""
 
 
 def other_model_field(names: Iterable[str]) -> str | None:
-    """Returns the first name, other than `model` itself, by which a provider may choose a model."""
+    """Returns the first name, other than `model` itself, by which a provider may choose a model.
+
+    Whatever `model` says: some read names in any case, some have fields of their own. A key that may use some models only
+    must not send them.
+    """
     return next((name for name in names if name != "model" and name.casefold() in CHOOSES_A_MODEL), None)
 
 
@@ -188,7 +195,7 @@ BYTES_PER_TOKEN = 4
 _SEARCHES = 4
 _MOST = 1 << 53
 MOST_SECONDS = 1e5
-"""Of sound in one call: more than a day."""
+"""The most seconds of sound in one call: more than a day."""
 INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
@@ -254,8 +261,10 @@ def tier_named(word: object) -> str:
     return "" if tier in USUAL_TIERS else tier
 
 
-# The fields in which providers report what a call has used, in every language. `read_usage` reads what stands in this table,
-# and nothing else; docs/reference/usage.md has the providers, and a recorded example of each field.
+# --- usage: the fields in which providers report what a call has used, in every language ---
+#
+# `read_usage` reads what stands in this table, and nothing else; docs/reference/usage.md has the providers, and a recorded
+# example of each field.
 
 
 _OF_INPUT: Final[dict[str, Any]] = {
@@ -335,7 +344,7 @@ FIELDS: Final[dict[str, Any]] = {
     "cacheWriteInputTokens": "written_beside",
     "cacheDetails": {"1h": "written_1h"},
 }
-"""By the name of a field what it counts; of an object, and of a list by kinds, a table of what is inside."""
+"""What a field counts, by its name; of an object, and of a list by kinds, a table of what is inside."""
 _CHAT: Final = (
     "prompt_tokens",
     "completion_tokens",
@@ -360,19 +369,19 @@ _WHOLEINPUTS: Final = ("prompt_tokens", "promptTokenCount")
 """Counts of an input that include what stands beside them."""
 USUAL_TIERS: Final = ("", "standard", "default", "on_demand", "traffic_type_unspecified")
 _ON_DEMAND: Final = "on_demand_"
-"""What Vertex puts before the names of tiers."""
+"""The prefix that Vertex puts before the names of tiers."""
 _MOST_TIER: Final = 32
 CONTRADICTS: Final = "its total is not the sum of its parts"
 ABSURD: Final = "no call can have used so much"
 MOST_TOKENS: Final = 1 << 24
-"""Of input, and of output: no call is known to have used as many. The longest contexts have two million, and agents that run at
-a provider read theirs some times over."""
+"""The most tokens of input, and of output: no call is known to have used as many. The longest contexts have two million, and
+agents that run at a provider read theirs some times over."""
 MOST_SEARCHES: Final = 10_000
-"""Of the web in one call; deep research makes some hundreds."""
+"""The most searches of the web in one call; deep research makes some hundreds."""
 LONGEST_ANSWER: Final = 131_072
 """The tokens of output that a model of today writes at most, its reasoning among them."""
 _ANSWERS: Final = frozenset(("choices", "output", "content", "candidates"))
-"""Where an answer says something: chat completions; Responses, Converse; Messages; generateContent."""
+"""The fields that hold an answer: chat completions; Responses, Converse; Messages; generateContent."""
 _OUTPUT: Final = frozenset(
     (
         "arguments",
@@ -406,11 +415,11 @@ _OUTPUT: Final = frozenset(
 )
 """The fields of answers and events, in all languages, whose texts are output."""
 AUDIO_CHARACTERS: Final = 3_200
-"""Of base64 to a token: PCM of 24 kHz, of which OpenAI counts a token for each 50 ms."""
+"""The characters of base64 to a token: PCM of 24 kHz, of which OpenAI counts a token for each 50 ms."""
 _GEMINIS_AUDIO_CHARACTERS: Final = 2_560
-"""The same for Gemini, which counts 25 tokens a second."""
+"""The characters of base64 to a token of Gemini, which counts 25 tokens a second."""
 PICTURE_TOKENS: Final = 1_290.0
-"""Of a picture of Gemini's, up to 1024 x 1024."""
+"""The tokens of a picture of Gemini's, up to 1024 x 1024."""
 _MOST_NESTED: Final = 16
 _NO_PARTS: Final = frozenset(
     (

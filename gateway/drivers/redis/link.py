@@ -217,7 +217,7 @@ def _braceless(namespace: str) -> str:
     return namespace.replace("{", "(").replace("}", ")")
 
 
-# A cluster's map of slots to servers, fetched anew when a server says that it is wrong, and repeatedly while one is gone.
+# --- a cluster's map of slots to servers, fetched anew when a server says that it is wrong, and while one is gone ---
 
 Range = tuple[int, int, Node]
 """The first and the last slot of a range, and the server that has them."""
@@ -431,21 +431,23 @@ def _holds(ranges: list[Range], key: bytes) -> bool:
     return any(first <= slot <= last for first, last, _ in ranges)
 
 
-# A subscription to one channel, which is renewed whenever its connection breaks.
-#
-# Invariants: a silently dead connection is noticed within seconds; a listener that raises does not end the subscription; where
-# the store is up and the subscription keeps failing (it may be forbidden), the log tells once of that and once of its end.
+# --- a subscription to one channel, which is renewed whenever its connection breaks ---
 
 
 ASK_AFTER_S = 2.0
 """Seconds of silence before the server is pinged."""
 FIRST_RECONNECT_DELAY_S, LAST_RECONNECT_DELAY_S = 0.05, 1.0
 DEAF_AFTER = 5
-"""Failed attempts in a row, while the store is up, before the log tells of it."""
+"""Failed attempts in a row, while the store is up, before the log has a line of it."""
 
 
 class Subscriber:
-    """The subscription to one channel."""
+    """The subscription to one channel.
+
+    Invariants: a silently dead connection is noticed within seconds; a listener that raises does not end the subscription;
+    where the store is up and the subscription keeps failing (it may be forbidden), the log has one line of that and one of
+    its end.
+    """
 
     def __init__(
         self,

@@ -1,13 +1,15 @@
-"""One connection to a Redis: the address that the config names, one command, and the wire that carries commands in order.
+"""One Redis server: its address, the commands for it, the wire that carries them in order, its health, and the server itself.
 
-The first part parses addresses, asks sentinels for the master and connects. Then comes what is sent: a command with the future
-of its reply, the scripts that run inside the server, and the errors of a command without a reply. The last is the connection
-itself: the commands that arrive during a round trip go out together in the next.
+The first part parses addresses, asks sentinels for the master and connects. Then comes what is sent: a command with the
+future of its reply, the scripts that run inside the server, and the errors of a command without a reply. Then one
+connection: commands that arrive during a round trip go out together in the next. Then the health of the server
+(`ServerHealth`), and last `StoreServer`, with its connections, deadlines and the meaning of errors.
 
-Invariants: no message and no repr of this module shows a credential; sentinels are asked anew after every failure, and a
-former master is recognised because the probe writes to it. A command ends once, with a reply or an error; its future may be
-left unread. A script does only what its text says, and two runs differ in keys and arguments only. Replies are matched to
-commands in the order of sending, cancelled ones included; a connection on which that order could be lost is closed.
+Invariants: no message and no repr shows a credential; sentinels are asked anew after every failure, and a former master is
+recognised because the probe writes to it. A command ends once, with a reply or an error, and never outlives its deadline,
+wherever it is stuck; its future may be left unread. A script does only what its text says, and two runs differ in keys and
+arguments only. Replies are matched to commands in the order of sending, cancelled ones included; a connection on which that
+order could be lost is closed. It must not know what keys mean, nor where a redirect leads.
 """
 
 from __future__ import annotations
@@ -201,7 +203,7 @@ async def _master_of(address: StoreAddress, sentinel: Node) -> Node:
     raise RedisConnectionError("it does not know the service")
 
 
-# One command.
+# --- one command ---
 
 Part = bytes | str | int | float
 
@@ -294,7 +296,7 @@ class StoreCommand:
         self.stays = False
         """It is for one connection, and sent nowhere else."""
         self.is_quiet = False
-        """Whoever sent it tells of its refusal."""
+        """The sender reports its refusal."""
         self._tally = tally
         self._timer: asyncio.TimerHandle | None = None
 
@@ -346,7 +348,7 @@ def pack(parts: tuple[Part, ...]) -> bytes:
     return packed
 
 
-# One connection.
+# --- one connection ---
 
 Dial = Callable[[Node], Awaitable[Connection]]
 
@@ -443,19 +445,7 @@ class StoreWire:
                 self._in_flight.popleft().answer(reply)
 
 
-# One Redis server: its connections, the deadlines of its commands, the meaning of its errors, and its health.
-#
-# up --no answer in time, or an error--> in doubt --the probe fails--> gone --the probe succeeds--> up
-#                                        in doubt --the probe succeeds--> up, without a report
-#
-# The health is found by probes in the background, so that no call waits for it. In doubt and gone, the server gets no command
-# but the probe. So one slow command costs the calls that wait for it and, until the probe ends, a fallback to new calls; doubt
-# that returns within `CALM_S` counts as gone, with a longer delay before each probe. A probe opens missing connections, loads
-# every script in use into the server, and writes a key of its own, because a replica or a full server answers but cannot serve.
-#
-# Invariants: no command outlives its deadline, wherever it is stuck; a listener that hears that the server is gone also hears
-# that it is back; the log tells once of trouble and once of its end, however often the server comes and goes. It must not know
-# what keys mean, nor where a redirect leads.
+# --- the health of a server ---
 
 log = logging.getLogger("gateway.store")
 
@@ -470,7 +460,20 @@ QUIET_S = 30.0
 
 
 class ServerHealth:
-    """Health of one server. `is_open`: commands may be sent. `is_up`: it is not gone. `reached`: it was up once."""
+    """Health of one server. `is_open`: commands may be sent. `is_up`: it is not gone. `reached`: it was up once.
+
+        up --no answer in time, or an error--> in doubt --the probe fails--> gone --the probe succeeds--> up
+                                               in doubt --the probe succeeds--> up, without a report
+
+    It is found by probes in the background, so that no call waits for it. In doubt and gone, the server gets no command but
+    the probe. So one slow command costs the calls that wait for it and, until the probe ends, a fallback to new calls;
+    doubt that returns within `CALM_S` counts as gone, with a longer delay before each probe. A probe opens missing
+    connections, loads every script in use into the server, and writes a key of its own, because a replica or a full server
+    answers but cannot serve.
+
+    Invariants: a listener that gets the news that the server is gone also gets that it is back; the log has one line of
+    trouble and one of its end, however often the server comes and goes.
+    """
 
     def __init__(
         self,
@@ -595,7 +598,7 @@ def reason_of(error: BaseException) -> str:
     return str(error).partition(", with args")[0] or type(error).__name__
 
 
-# The server.
+# --- the server ---
 
 CANNOT_SERVE = re.compile(r"\b(READONLY|OOM|MISCONF|NOREPLICAS|CLUSTERDOWN|BUSY|LOADING|MASTERDOWN)\b")
 """Codes of errors of a server that cannot serve; an error that a script passes on has words around them."""
