@@ -109,7 +109,7 @@ class WorkerContext:
     """The context of one worker among several that serve the same ports."""
 
     number: int
-    """From 1."""
+    """The worker's number, from 1."""
     listen: Callable[[str, int], socket.socket]
     gather: Gather
 
@@ -333,7 +333,7 @@ class Gateway:
         """Listens to the other replicas: for limits and health, and for questions that they keep or were told to forget."""
         # Loaded where stores are shared.
         from gateway.features.reuse.redis_answers import decode_selection
-        from gateway.features.semantic.redis import decode_news  # as above
+        from gateway.features.semantic.redis import decode_news  # loaded where stores are shared, too
 
         layers = self._pipeline.replays.layers
 

@@ -138,7 +138,7 @@ class Housekeeping:
     inflight: InFlight
     store: Store
     shared: SharedStore | None
-    """The same store where replicas share it."""
+    """The store where replicas share it."""
     pools: Pools
     servers: list[HttpServer]
     jobs: JobWork | None

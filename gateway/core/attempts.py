@@ -62,16 +62,16 @@ LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_T
 
 
 _OPERATORS = frozenset((ErrorClass.AUTH, ErrorClass.MODEL_NOT_FOUND))
-"""What the operator has to mend: the provider says it best."""
+"""The failures that the operator has to mend: the provider says it best."""
 MOST_TRIALS = 10
-"""Of one call, where each of them was answered with a 500 or 409."""
+"""The most trials of one call, where each of them was answered with a 500 or 409."""
 FEW_TRIALS = 3
-"""Of one call, where others are served that were sent after a failure of its: it may be the call's own content.
+"""The most trials of one call, where others are served that were sent after a failure of its: it may be the call's own content.
 
 And where a target has never answered anybody: its address may be wrong.
 """
 MOST_WORDS = 500
-"""Of what a provider has said, in a message of ours."""
+"""The most characters of a provider's words in a message of ours."""
 _WANTS_TARGET = frozenset(("attempts", "no_target", "doubt"))
 """Why a call is given up that another target might have served."""
 SOON_S = 0.01

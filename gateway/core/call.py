@@ -63,7 +63,7 @@ class CacheOutcome:
     attempts: str = ""
     """How that one was answered, where that was a moment ago."""
     stale: Kept | None = None
-    """What can be given when nobody can answer better."""
+    """The answer that can be given when nobody can answer better."""
     age_s: float | None = None
     fresh_s: float | None = None
     """How long it may still be kept by others; negative: not at all."""
@@ -71,9 +71,9 @@ class CacheOutcome:
     saved: Usage | None = None
     saved_usd: float | None = None
     tried: list[tuple[str, str]] = field(default_factory=list)
-    """What each layer said, in the order in which they were asked: (layer, result)."""
+    """The result of each layer, in the order of the look-ups: (layer, result)."""
     why: list[str] = field(default_factory=list)
-    """In words, for `gateway cache why`."""
+    """The reasons in words, for `gateway cache why`."""
 
 
 @dataclass(slots=True)
@@ -81,17 +81,17 @@ class OutputCheck:
     """How far the check of one call's answer has come."""
 
     result: OutputResult | None = None
-    """None: not known, or not yet."""
+    """The result of the check; None: not known, or not yet."""
     violation: Violation | None = None
     """The last one, also where the answer was mended after it."""
     schema: OutputSchema | None = None
-    """What the answer has to be; None: it is not checked."""
+    """The schema that the answer has to fit; None: it is not checked."""
     texts: StreamedTexts | None = None
     """Those of a stream that is relayed, as they pass."""
     retries: int = 0
-    """So many times the same request was sent again."""
+    """How often the same request was sent again."""
     used: list[tuple[Attempt, Usage]] = field(default_factory=list)
-    """What its attempts have used that did not give the answer, as far as they were answered."""
+    """The usage of its attempts that did not give the answer, as far as they were answered."""
 
     def total(self, usage: Usage | None) -> Usage | None:
         """Returns what the call has used in all, with the `usage` of the attempt that gave the answer; None: nobody knows."""
@@ -135,7 +135,7 @@ class Call:
     echo_request_id: bool = False
     """The client sent the id itself and expects it back."""
     tenant: str = ""
-    """Whose share of the queue it takes: the key's tenant, or the one it names."""
+    """The tenant whose share of the queue it takes: the key's tenant, or the one it names."""
     max_tokens: int | None = None
     """The most tokens that its answer may have, all choices together; None: the caller did not say."""
     thinks: bool = False
@@ -144,7 +144,7 @@ class Call:
     """The body, parsed, until its tokens are counted or it is known that nobody wants to know; of one that is not parsed its
     top-level fields, as far as they were read."""
     large: Large | None = None
-    """What is remembered of a large body; None: it is small, or nobody reads it."""
+    """The facts kept of a large body; None: it is small, or nobody reads it."""
     comment: Callable[[bytes], bool] | None = None
     """Set by the edge for a stream: begins the answer if it has not begun, and sends an SSE comment. False: too late."""
     task: asyncio.Task[None] | None = None
@@ -158,12 +158,12 @@ class Call:
     estimate: int = -1
     """Input tokens as estimated, uncorrected; negative: not counted yet."""
     grant: Reservation | None = None
-    """What the present attempt has taken from its target's limits."""
+    """The amounts that the present attempt has taken from its target's limits."""
     key_cost: Cost | None = None
-    """What it has taken from its key's limits, at `key_cost_at`."""
+    """The amounts that it has taken from its key's limits, at `key_cost_at`."""
     key_cost_at: float = 0.0
     reserved: Reserved | None = None
-    """What it has reserved of its key's budget."""
+    """The part of its key's budget that it has reserved."""
     seq: int = 0
     """Its age among all calls, given when it first asks to be let through; 0: it has not. Negative: that of the call which it
     repeats, to be taken on then."""
@@ -176,7 +176,7 @@ class Call:
     other_attempt: OtherAttempt | None = None
     """Its attempt hangs, and this is another one, elsewhere; both belong to it."""
     retry: Retry | None = None
-    """What the next attempt has taken of its target's retry budgets, until that has begun."""
+    """The part that the next attempt has taken of its target's retry budgets, until that has begun."""
     denied: str | None = None
     """Why another attempt that would have been made was not."""
     skips: Skips | None = None
@@ -184,17 +184,17 @@ class Call:
     settled: bool = False
     """Its account is closed; it is closed once."""
     sdk_retry: int = 0
-    """So many times its SDK has sent it before."""
+    """How often its SDK has sent it before."""
     idempotency_key: bytes | None = None
     """As the client sent it, without quotes."""
     cache_control: bytes | None = None
     """The header as the client sent it."""
     replay: CacheOutcome | None = None
-    """None: nothing is kept of it, and it shares nothing."""
+    """The outcome of the look for a kept answer; None: nothing is kept of it, and it shares nothing."""
     usage: Usage | None = None
-    """What it used, once it is settled."""
+    """The usage, once it is settled."""
     followers: int = 0
-    """So many of its SDK's retries wait for its answer."""
+    """The number of its SDK's retries that wait for its answer."""
     left: bool = False
     """Its client has left, and others wait for its answer."""
     outcome: str = ""
@@ -202,19 +202,19 @@ class Call:
     usage_event: bytes = b""
     """The usage event of its stream, where that was not passed on."""
     group_most: int = 0
-    """So many inputs may go to the provider in one request with its own, as its batch has it; 0: as its model has it."""
+    """Inputs that may go to the provider in one request with its own, as its batch has it; 0: as its model has it."""
     not_expressible: dict[str, InvalidRequest] | None = None
-    """By name the targets into whose language it cannot be put, and what its caller is told if no other can serve it."""
+    """The targets, by name, into whose language it cannot be put, with the error of its caller if no other can serve it."""
     joined: tuple[Call, int] | None = None
     """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
     lowered: LoweredCall | None = None
-    """What it asks its provider for instead, because its model is slow; None: what its caller asked for."""
+    """The request that it makes of its provider instead, because its model is slow; None: what its caller asked for."""
     part: RunPart | None = None
     """Which part of which run it is, and which step; None: of none, as far as it has said."""
     objects: ObjectAccess | None = None
-    """What it has to do with objects that the provider keeps, where tenants share its account; None: nothing."""
+    """Its access to objects that the provider keeps, where tenants share its account; None: nothing."""
     output_check: OutputCheck | None = None
-    """What has come of the check of its answer; None: there is nothing to check."""
+    """The check of its answer; None: there is nothing to check."""
 
 
 async def _nothing_to_close() -> None:
@@ -235,7 +235,7 @@ class Reply:
     turn of the call's task. Where that function returns False the client has to be waited for: the block then comes out of
     `chunks`, as all others do. None: `chunks` has all."""
     shared: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Of its headers, those that are not about this one call: whoever else gets the answer gets them too."""
+    """The headers that are not about this one call: whoever else gets the answer gets them too."""
 
 
 @dataclass(slots=True)
@@ -247,9 +247,9 @@ class CallRecord:
     outcome: str
     usage: Usage | None
     cost_usd: float | None
-    """None: not priced."""
+    """The cost in US dollars; None: not priced."""
     retries_usd: float
-    """What attempts that came to nothing may have cost besides."""
+    """The US dollars that attempts which came to nothing may have cost besides."""
     duration_s: float
     overhead_s: float
     time_to_first_byte_s: float | None

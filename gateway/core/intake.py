@@ -88,7 +88,7 @@ class Serving:
         self.task = task
         self.stopped: StopReason | None = None
         self.call: Call | None = None
-        """What came of the request, once it is one."""
+        """The call that came of the request, once it is one."""
         self.reading_until: float | None = None
         """While its body is being read: when that has to be done."""
 
@@ -218,7 +218,7 @@ class InFlight:
 EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 INTERIM = {102: b"HTTP/1.1 102 Processing\r\n\r\n", 103: b"HTTP/1.1 103 Early Hints\r\n\r\n"}
 UNREAD_COMMENTS_BYTES = 256
-"""What may wait for a client to read it before it gets another comment: a few of them."""
+"""The bytes that may wait for a client to read them before it gets another comment: a few comments."""
 
 
 class ServedRequest(Serving):
@@ -257,7 +257,7 @@ class ServedRequest(Serving):
         self.kept_alive = False
         """The head has gone out, with comments behind it."""
         self.started = False
-        """What answers the request is on its way."""
+        """The answer to the request is on its way."""
         self.wait_s: float | None = None
         """The client takes a job for an answer, after it has waited so long; None: it wants the answer itself."""
 

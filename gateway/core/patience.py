@@ -19,7 +19,7 @@ SHORTEST_S = 5.0
 MOMENT_S = 1.0
 """Hang-ups closer together than this are one moment, whatever has caused them."""
 FEWEST_MOMENTS = 3
-"""So many moments with hang-ups after about the same wait show a timeout of the client's own."""
+"""The moments with hang-ups after about the same wait that show a timeout of the client's own."""
 ALIKE = 0.05
 """Two waits are alike if they differ by less than this share of the longer one."""
 FORGET_S = 300.0

@@ -32,7 +32,7 @@ from gateway.core.types import (
 )
 
 RAW_TAIL_BYTES = 8192
-"""Of a forwarded body only this much of its end is kept, to read usage from."""
+"""The bytes kept of a forwarded body's end, to read usage from."""
 
 OnEnd = Callable[[str, Usage | None, int], None]
 """Called once when a relay ends, with the outcome, the provider's usage if it sent any, and the output tokens estimated of what

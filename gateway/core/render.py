@@ -25,7 +25,7 @@ from gateway.dialects.shapes import for_generate
 RawHeader = tuple[bytes, bytes]
 
 SHOWN_BYTES = 1000
-"""Of an error that nobody can read."""
+"""The bytes that are shown of an error that nobody can read."""
 _STATES = frozenset(("queued", "in_progress", "completed", "failed", "incomplete"))
 
 

@@ -163,7 +163,7 @@ OPTIONS = frozenset(
     b"x-stainless-timeout x-server-timeout x-stainless-retry-count idempotency-key cache-control prefer baggage "
     b"x-gateway-strict".split()
 ).union(step.HEADERS)
-"""What a call may ask for in its headers, or tell of itself; a request without any is an ordinary one."""
+"""The headers by which a call may ask for something or say something of itself; a request without any is an ordinary one."""
 
 
 _TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout", b"x-server-timeout")
@@ -412,7 +412,7 @@ SEGMENTS = frozenset((
 ))  # fmt: skip
 """The first segments that are relayed below `/`."""
 ADMIN_SEGMENTS = frozenset(("organization", "organizations", "projects"))
-"""Of an account's own administration: users, keys, costs. The first of them also without `/v1`."""
+"""The segments of an account's own administration: users, keys, costs. The first of them also without `/v1`."""
 _MOST_DECODINGS = 3
 _CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|;|%3b|%3f|%23|[^\x21-\x7e]", re.IGNORECASE)
 """What some servers take for another path: steps up, slashes that are hidden, what ends a path or a step (RFC 3986, 3.3)."""
@@ -534,9 +534,9 @@ MAX_MODEL_CHARS = 256
 _MODEL_KEY = b'"model"'  # how else a field may be written takes an escape, and then is looked at more closely
 _BOUNDS = frozenset(("max_completion_tokens", "max_tokens", "max_output_tokens"))
 _ANSWERS = frozenset(("n", "best_of", "prompt"))
-"""What multiplies the answers of one call."""
+"""The fields that multiply the answers of one call."""
 _RARE = REASONING | {"metadata", "generationConfig"}
-"""What is looked at more closely; one question for all of it."""
+"""The fields that are looked at more closely; one look-up for all of them."""
 BOUNDING = _BOUNDS | _ANSWERS | {"generationConfig"}
 """The fields that say how long an answer may be, and how many there are."""
 
@@ -612,7 +612,7 @@ def read_fields(value: dict[str, Any], *, is_model_optional: bool = False) -> Pe
 
 
 def written_twice(name: str) -> InvalidRequest:
-    """What is said of a field that two parsers may read differently."""
+    """Returns the words about a field that two parsers may read differently."""
     return InvalidRequest(
         f"The field '{name}' occurs more than once; send it once.", param=name, code="duplicate_field"
     )
@@ -660,7 +660,7 @@ def form_boundary(content_type: bytes) -> bytes:
 
 
 def malformed_form(problem: MultipartError | str) -> InvalidRequest:
-    """What is said of a form that is none."""
+    """Returns the words about a form that is none."""
     return InvalidRequest(f"The multipart body is malformed: {problem}.", code="invalid_multipart")
 
 
@@ -693,7 +693,7 @@ def _model_name(value: Any, *, present: bool) -> str:
 
 
 def no_model() -> InvalidRequest:
-    """What is said where a model has to be named."""
+    """Returns the words where a model has to be named."""
     return InvalidRequest("The field 'model' is missing; name the model to use.", param="model", code="missing_field")
 
 
@@ -799,7 +799,7 @@ def _malformed(body: bytes, problem: MalformedJson) -> InvalidRequest:
 
 
 async def _in_steps(work: Generator[None, None, T]) -> T:
-    """What the work returns, after as many turns of the loop as it has steps."""
+    """Returns what the work returns, after as many turns of the loop as it has steps."""
     while True:
         try:
             next(work)

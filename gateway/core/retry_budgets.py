@@ -161,10 +161,10 @@ class Price:
     """The price of an attempt in US dollars."""
 
     most: float
-    """What is reserved while it is in flight."""
+    """The US dollars that are reserved while it is in flight."""
     usual: float
     worst: float
-    """With answers as long as its caller allows; where that is not said, as `usual`."""
+    """The US dollars with answers as long as its caller allows; where that is not said, as `usual`."""
 
 
 FREE = Price(0.0, 0.0, 0.0)

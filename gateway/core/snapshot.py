@@ -48,9 +48,9 @@ from gateway.products.pipelines.compile import PREFIX, PipelinePlan
 # --- providers: where one is, whose language it speaks, what it is called with ---
 
 Dialect = Literal["openai", "azure", "anthropic", "gemini", "vertex", "bedrock"]
-"""Whose addresses, credentials and language a provider has."""
+"""The vendor whose addresses, credentials and language a provider has."""
 LimitsAre = Literal["account", "server"]
-"""Each credential's own, as hosted providers count; or those of one server, whoever asks."""
+"""The limits of a provider are each credential's own, as hosted providers count; or those of one server, whoever asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +60,23 @@ class Provider:
     name: str
     dialect: Dialect
     base_url: str
-    """Without a trailing slash; `emulator://NAME` is answered inside the process."""
+    """The base URL without a trailing slash; `emulator://NAME` is answered inside the process."""
     api_key: str | None = field(default=None, repr=False)
-    """None: that of `auth`, else the caller's own is passed through."""
+    """The key; None: that of `auth`, else the caller's own is passed through."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Sent with every request."""
+    """The headers that are sent with every request."""
     api_version: str | None = None
-    """Azure: set for the deployments URL, None for `/openai/v1`."""
+    """The version of Azure's API: set for the deployments URL, None for `/openai/v1`."""
     transport: Literal["http1", "httpx"] = "http1"
     http2: bool = False
     proxy: str | None = field(default=None, repr=False)
     ca_file: str | None = None
     ca_digest: str | None = None
-    """Of what stood in the file when it was loaded: another content makes another provider, with connections of its own."""
+    """The file's digest when it was loaded: another content makes another provider, with connections of its own."""
     max_connections: int = 1000
     idle_expiry_s: float = 60.0
     limits_are: LimitsAre = "account"
-    """Whose its limits, refusals and spent quotas are, where callers bring their own credentials."""
+    """The owner of its limits, refusals and spent quotas, where callers bring their own credentials."""
     accepts_callers_of: tuple[str, ...] = field(default=(), compare=False)
     """Providers, by their names in the config, whose callers' own credentials it may be shown in a fallback."""
     group: str = ""
@@ -84,7 +84,7 @@ class Provider:
     is_self_hosted: bool = False
     """It is of the operator's own house: it may know of the callers' traces."""
     secrets: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """What none of its answers may repeat, besides `api_key`: credentials of its group, secret headers and the like."""
+    """Texts that none of its answers may repeat, besides `api_key`: credentials of its group, secret headers and the like."""
     speaks: tuple[str, ...] | None = field(default=None, compare=False)
     """The languages that it is declared to speak, such as `chat` and `responses`; None: its kind decides, or its answers."""
     auth: CloudAuth | None = None
@@ -94,7 +94,7 @@ class Provider:
     learns_models: bool = False
     """Its list of models is asked for what it tells of them."""
     messages_url: str | None = None
-    """In place of `base_url` for Anthropic's Messages, at the same server; None: they are beside everything else."""
+    """The URL in place of `base_url` for Anthropic's Messages, at the same server; None: they are beside everything else."""
 
     @property
     def is_callers(self) -> bool:
@@ -110,7 +110,7 @@ class Counting:
     """How a target's provider counts against its limits, from `admission.yaml`."""
 
     kind: str = ""
-    """Whose headers to expect, as `headers.provider_of` names it; empty: nobody's in particular."""
+    """The provider whose headers to expect, as `headers.provider_of` names it; empty: nobody's in particular."""
     charge: ChargeRule = "sum"
     excludes_cached: bool = False
     """Tokens read from the provider's cache do not count."""
@@ -118,9 +118,9 @@ class Counting:
     learns: bool = True
     """Correct the limits from the headers of its answers, and search for a rate where nobody tells one."""
     first_output_tokens: int = 512
-    """What an answer is taken to cost before any was seen, where the caller sets no bound."""
+    """The tokens that an answer is taken to cost before any was seen, where the caller sets no bound."""
     arrival_lag_s: float = 0.0
-    """So late its counter may hear of a first call: name, connection, TLS."""
+    """Seconds by which its counter may learn late of a first call: name, connection, TLS."""
     adaptive: bool = False
     """It queues without bound: keep it at the concurrency where its time to first byte begins to grow."""
     exact_tokens: Callable[[str], Callable[[str], int] | None] | None = field(default=None, repr=False, compare=False)
@@ -136,7 +136,7 @@ class Holding:
     interim: int | None = None
     """A call that is no stream hears of an interim response as often: 102 or 103. None: of nothing."""
     reserve_percent: float = 10.0
-    """Of each limit, kept from the lanes below `interactive`."""
+    """The part of each limit that is kept from the lanes below `interactive`."""
     prefer_primary_for_s: Mapping[Lane, float] = field(
         default_factory=lambda: {"critical": 2.0, "interactive": 2.0, "batch": 60.0, "background": 21600.0}
     )
@@ -151,34 +151,34 @@ class Rates:
     output_usd: float
     cached_input_usd: float
     cache_write_usd: float | None = None
-    """Of input that the provider puts into its cache; None: as any other."""
+    """The price of input that the provider puts into its cache; None: as any other."""
     cache_write_1h_usd: float | None = None
-    """Of input that it puts there for an hour; None: as for shorter."""
+    """The price of input that it puts there for an hour; None: as for shorter."""
     audio_input_usd: float | None = None
-    """Of input that is sound; None: as any other."""
+    """The price of input that is sound; None: as any other."""
     audio_output_usd: float | None = None
-    """Of output that is sound; None: as any other."""
+    """The price of output that is sound; None: as any other."""
     cached_audio_input_usd: float | None = None
-    """Of input that is sound and read from the provider's cache; None: as text from there."""
+    """The price of input that is sound and read from the provider's cache; None: as text from there."""
     image_input_usd: float | None = None
     image_output_usd: float | None = None
     cached_image_input_usd: float | None = None
     video_input_usd: float | None = None
     video_output_usd: float | None = None
     reasoning_usd: float | None = None
-    """Of output that is reasoning; None: as any other."""
+    """The price of output that is reasoning; None: as any other."""
     search_usd: float = 0.0
-    """Of one search of the web."""
+    """The price of one search of the web."""
     character_usd: float = 0.0
-    """Of one character that is spoken."""
+    """The price of one character that is spoken."""
     audio_second_usd: float = 0.0
-    """Of one second that is transcribed or spoken."""
+    """The price of one second that is transcribed or spoken."""
     least_audio_s: float = 0.0
-    """Sound that is shorter is billed as if it were so long."""
+    """The least seconds of sound that are billed: shorter sound is billed as if it were so long."""
     image_usd: float = 0.0
-    """Of one picture that is made."""
+    """The price of one picture that is made."""
     request_usd: float = 0.0
-    """Of one call, whatever it uses."""
+    """The price of one call, whatever it uses."""
     prices_tokens: bool = True
     """False: the model is sold by other units alone, and a call of which none is known has no price."""
     above: tuple[tuple[int, Rates], ...] = ()
@@ -210,15 +210,15 @@ class Target:
     """`provider/model`, stable over reloads; `provider/*` where the caller's own model name is used."""
     provider: str
     model: str | None
-    """What the provider calls it; None: the name the client asked for."""
+    """The provider's name for it; None: the name the client asked for."""
     upstream: Upstream = field(repr=False, compare=False)
     clocks: Clocks
     converters_by_path: Mapping[str, Upstream] = field(default_factory=dict, repr=False, compare=False)
-    """By path, what puts calls into another language for it; more may come up while it is in use."""
+    """The converters, by path, that put calls into another language for it; more may come up while it is in use."""
     on_unknown_path: Learn | None = field(default=None, repr=False, compare=False)
-    """Asked for a better answer when the target knows no such path; None: what it speaks is known."""
+    """Called for a better answer when the target knows no such path; None: what it speaks is known."""
     gaps: Mapping[str, FindUnsupportedFields] = field(default_factory=dict, repr=False, compare=False)
-    """Tells what a request would lose, by the endpoints whose calls are put into another language for this target."""
+    """Finds what a request would lose, by the endpoints whose calls are put into another language for this target."""
     limits: Limits = field(default_factory=Limits)
     counting: Counting = Counting()
     weight: float = 1.0
@@ -226,19 +226,19 @@ class Target:
     """Its tier among the model's own targets: the lower one goes first."""
     capabilities: Capabilities = field(default_factory=Capabilities)
     account: str = ""
-    """Whose account pays: the provider's name and, where it has several credentials, the credential's number; empty: the
+    """The account that pays: the provider's name and, where it has several credentials, the credential's number; empty: the
     caller's own."""
     breaker: BreakerRules = field(default_factory=BreakerRules)
     errors: ErrorTable = field(default_factory=ErrorTable, repr=False)
-    """What its error answers mean."""
+    """The meaning of its error answers."""
     thinks: bool = False
     """Its model thinks before it answers, whoever asks for it: minutes without a word are usual."""
     clocks_by: Mapping[tuple[str, Lane], Clocks] = field(default_factory=dict, repr=False)
-    """By endpoint and lane, where they differ from `clocks`."""
+    """The clocks by endpoint and lane, where they differ from `clocks`."""
     edits: BodyEdits | None = None
-    """What is changed in the bodies of its calls; None: nothing."""
+    """The changes in the bodies of its calls; None: nothing."""
     strip: str = ""
-    """What is taken off the front of the name that the client asked for, where the target has no model of its own."""
+    """The text that is taken off the front of the name that the client asked for, where the target has no model of its own."""
     find_most_input: Callable[[str], int | None] | None = field(default=None, repr=False, compare=False)
     """How many tokens a model reads, by the provider's name for it; None: nobody knows. A declared window goes before it."""
     find_rates: Callable[[str], Rates | None] = field(default=no_rates, repr=False, compare=False)
@@ -246,7 +246,7 @@ class Target:
 
 
 OnLoss = Literal["report", "refuse", "approximate"]
-"""A call that a target's language cannot say as it was said goes and is told; does not go there; or goes as what comes near."""
+"""A call for which a target's language has no words goes with a report; does not go there; or goes as what comes near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,20 +271,20 @@ class Model:
     grouping: GroupRules | None = None
     """When calls for embeddings or moderations go to the provider together; None: never."""
     output: OutputRule | None = None
-    """What its answers have to be, by its policy; None: whatever they are."""
+    """The form that its answers have to have, by its policy; None: whatever they are."""
     on_loss: OnLoss = "report"
     prefers_native: bool = True
-    """Of one tier, targets that speak the caller's language go before those that a call is converted for."""
+    """Within one tier, targets that speak the caller's language go before those that a call is converted for."""
     remembers_thinking: bool = True
     """Keep what its answers are signed with for callers that do not send it back."""
     degrade: LatencyRules | None = field(default=None, repr=False)
     """When its calls ask for less than their callers did; None: never."""
     pipeline: PipelinePlan | None = field(default=None, repr=False)
-    """What its calls are runs of, which go to no target by themselves; None: they are calls."""
+    """The pipeline that its calls are runs of, which go to no target by themselves; None: they are calls."""
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
     model_for_caller_credentials: Model | None = None
-    """What calls with a credential of their own use instead; None: theirs may go to every target of the plan."""
+    """The model that calls with a credential of their own use instead; None: theirs may go to every target of the plan."""
     without_caller_credential: frozenset[str] = frozenset()
     """Names of targets, of the operator's own house, that are called without the caller's credential."""
     skipped: str = ""
@@ -300,7 +300,7 @@ class Model:
     converted: frozenset[str] = field(init=False, repr=False)
     """The endpoints whose calls are put into another language for some target of the plan."""
     preferred: Mapping[str, tuple[Target, ...]] = field(init=False, repr=False)
-    """By such an endpoint, its own targets as its calls prefer them: of one `order`, those without a conversion first."""
+    """Its own targets by such an endpoint, as its calls prefer them: of one `order`, those without a conversion first."""
     nameless: frozenset[str] = field(init=False, repr=False)
     """Names of which nothing is left for some target of the plan: there is no such model."""
 
@@ -349,21 +349,21 @@ class Key:
     """Its callers take a job for an answer, where their call would be refused and its rules have that."""
     models: tuple[str, ...] = ("*",)
     allows: Pattern[str] | None = None
-    """Compiled from `models`; None: every model."""
+    """The pattern of the models it may use, compiled from `models`; None: every model."""
     fallbacks: FallbackUse = "any"
     """Whether its calls fall back to models that `allows` leaves out."""
     limits: Limits = field(default_factory=Limits)
     budget_usd_per_day: float | None = None
     allow_unpriced: bool = False
-    """Beside a budget: its calls may use endpoints that are passed through and have no price."""
+    """Where it has a budget, its calls may use endpoints that are passed through and have no price."""
     allow_overspend: bool = False
-    """Beside a budget: one call may cost more than is left, if it usually does not."""
+    """Where it has a budget, one call may cost more than is left, if it usually does not."""
     keeps_responses: bool = True
     """False: the gateway keeps none of its responses, so none runs in the background."""
     workflow: str = ""
-    """Whose part all its calls are, whatever they say; empty: as they say."""
+    """The workflow that all its calls are a part of, whatever they say; empty: as they say."""
     webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
-    """Sign what goes to URLs that its requests name; without any they cannot name one."""
+    """Secrets that sign what goes to URLs which its requests name; without any they cannot name one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,17 +373,17 @@ class PolicySnapshot:
     version: int
     digest: str
     loaded_at: float
-    """Wall clock, seconds."""
+    """The time of loading (wall clock, seconds)."""
     files: tuple[str, ...]
-    """What it was read from, for `/admin/config`."""
+    """The files it was read from, for `/admin/config`."""
     server: Server
     providers: Mapping[str, Provider]
     models: Mapping[str, Model]
-    """By exact name, patterns not among them."""
+    """The models by exact name, patterns not among them."""
     patterns: tuple[tuple[Pattern[str], Model], ...]
-    """Longest pattern first."""
+    """The models by pattern, the longest pattern first."""
     keys: Mapping[bytes, Key] = field(repr=False)
-    """By SHA-256 digest of the secret; empty: everybody is `anonymous`."""
+    """The keys by SHA-256 digest of the secret; empty: everybody is `anonymous`."""
     anonymous: Key
     lane_deadline_s: Mapping[Lane, float]
     """For every lane. Calls for which nobody has chosen a lane wait for as long as their clients do, if `waits_as_clients`."""
@@ -391,28 +391,28 @@ class PolicySnapshot:
     """False if queue.yaml names the deadline of `interactive`, which then holds for all calls of that lane."""
     queue: QueueBounds = field(default_factory=QueueBounds)
     state: str = "memory"
-    """Where what outlives a call is kept: `memory`, `sqlite:///path`, or `redis`; fixed at start."""
+    """The place where what outlives a call is kept: `memory`, `sqlite:///path`, or `redis`; fixed at start."""
     shared: SharedState | None = None
-    """Of `redis`: which one."""
+    """The Redis that replicas share, where `state` is `redis`."""
     store: StoreBounds = field(default_factory=lambda: StoreBounds({}, 256 * 1024 * 1024))
-    """How much of it."""
+    """The bounds of the store."""
     passthrough: Target | None = None
-    """Where the other endpoints go."""
+    """The target that the other endpoints go to."""
     passthrough_admin: bool = False
-    """Also those that manage the account."""
+    """Endpoints that manage the account are passed through, too."""
     objects: ObjectRules | None = None
-    """Whose a provider's objects are; None: all callers are one tenant, and nobody asks."""
+    """The rules of whose a provider's objects are; None: all callers are one tenant, and it does not matter."""
     jobs: Jobs = field(default_factory=Jobs)
-    """Durable work: where it is kept, and how it runs."""
+    """The rules of durable work: where it is kept, and how it runs."""
     pipelines: Mapping[str, PipelinePlan] = field(default_factory=dict)
-    """By name, which as a model has `pipelines/` before it."""
+    """The pipelines by name, which as a model has `pipelines/` before it."""
     webhooks: Webhooks = field(default_factory=dict)
     webhook_settings: WebhookSettings = field(default_factory=WebhookSettings)
-    """Who hears of the ends of jobs."""
+    """The receivers of the ends of jobs."""
     workflows: Workflows = field(default_factory=dict)
-    """Those that are declared, by name."""
+    """The workflows that are declared, by name."""
     notices: tuple[str, ...] = ()
-    """Accepted, but worth a word at start."""
+    """Notices about what is accepted, but worth a word at start."""
     emulated: tuple[str, ...] = ()
     """The providers in whose place the emulator answers callers of other machines: the gateway is not ready then."""
 

@@ -409,11 +409,11 @@ class Telemetry(Collector):
         self._metrics.budget_left.values = {(name,): left_usd for name, _, left_usd in rows}
 
     def set_suspects(self, suspects: Iterable[tuple[str, bool]]) -> None:
-        """Which targets are suspect; of a name that comes more than once, whether any is."""
+        """Sets the targets that are suspect; of a name that comes more than once, whether any is."""
         self._metrics.suspect.values = _any_of(suspects)
 
     def set_spent_quotas(self, spent: Iterable[tuple[str, bool]]) -> None:
-        """Of which targets the quota is spent; of a name that comes more than once, whether any is."""
+        """Sets the targets whose quota is spent; of a name that comes more than once, whether any is."""
         self._metrics.quota_spent.values = _any_of(spent)
 
     def set_shedding(self, level: int, totals: Mapping[Lane, int]) -> None:

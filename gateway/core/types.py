@@ -423,7 +423,7 @@ class Skip(NamedTuple):
 
 
 Skips = dict[str, Skip]
-"""By the target's name, in the order in which the call went past them."""
+"""The skips by the target's name, in the order in which the call went past them."""
 
 
 def shown(attempts: Sequence[Attempt], between: str = " ", skips: Skips | None = None) -> str:
@@ -634,7 +634,7 @@ class Conversions(Protocol):
 
     @property
     def converters_by_path(self) -> Mapping[str, Upstream]:
-        """By path, what its calls go to instead of the target's own upstream; it changes with what is learned."""
+        """The upstreams by path that its calls go to instead of the target's own upstream; it changes with what is learned."""
         ...
 
     async def on_unknown_path(self, outgoing: Outgoing, answer: Answer) -> Answer:
@@ -654,7 +654,7 @@ class Server:
     max_body_bytes: int | None = None
     """The longest body at any endpoint; None: each endpoint's own."""
     max_json_values: int = 1_000_000
-    """Of one body: objects, lists, strings, numbers and the like, at any depth."""
+    """The most values of one body: objects, lists, strings, numbers and the like, at any depth."""
     small_body_bytes: int = 262_144
     """Bodies up to here have fewer values in any case, are not too long, and are parsed at once."""
     body_timeout_s: float = 60.0
@@ -678,7 +678,7 @@ class QueueBounds:
     max_calls: int = 20_000
     max_bytes: int = 512 * 1024 * 1024
     max_percent_per_tenant: float = 75.0
-    """Of both, where several tenants hold something."""
+    """The percentage of both bounds that one tenant may hold, where several hold something."""
     age_after_s: Mapping[Lane, float] = field(default_factory=lambda: {"batch": 60.0, "background": 600.0})
     """A call that has waited so long in a lower lane gets a share of `aged_percent` of the grants, whoever is above it."""
     aged_percent: float = 5.0
@@ -692,9 +692,9 @@ class StoreBounds:
     """How much a store may keep, in bytes of what it takes in memory or on disk."""
 
     answers: Mapping[str, int]
-    """By group; a group that is not named keeps nothing."""
+    """The bytes of answers by group; a group that is not named keeps nothing."""
     records: int
     vectors: int = 50_000
-    """Rows per partition."""
+    """Rows of vectors per partition."""
     objects: int = 1_000_000
-    """Of which it is remembered whose they are."""
+    """The objects of which it is remembered whose they are."""

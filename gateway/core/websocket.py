@@ -26,11 +26,11 @@ from gateway.core.types import OnFrame
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 1024 * 1024
-"""What may wait for a peer to take it; above, nothing more is read of the other one."""
+"""The bytes that may wait for a peer to take them; above, nothing more is read of the other one."""
 MOST_UNSENT_BYTES = MAX_MESSAGE_BYTES + 2 * MAX_UNSENT_BYTES
 """More than a last message on top of that are answers to pings, of a peer who sends them and reads nothing: it is cut off."""
 COUNTED_BYTES = 64 * 1024
-"""Of a message that has not ended, less is not worth counting."""
+"""The bytes of a message that has not ended below which it is not worth counting."""
 CLOSE_S = 5.0
 """A peer that we have asked to close has so many seconds for its own close frame."""
 GONE = 1006
@@ -77,7 +77,7 @@ class SocketEnd(asyncio.Protocol):
         self.reading_paused = False
         self.is_lost = False
         self.received = 0
-        """So many frames have come."""
+        """The number of frames that have come."""
         self._on_frame: OnFrame | None = None
         self._on_close: Callable[[int, str], None] | None = None
         self._on_congestion: Callable[[bool], None] | None = None
@@ -90,7 +90,7 @@ class SocketEnd(asyncio.Protocol):
 
     @property
     def unsent(self) -> int:
-        """So many bytes wait for the peer."""
+        """Returns how many bytes wait for the peer."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     # What the session does.

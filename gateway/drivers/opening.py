@@ -105,7 +105,7 @@ def open_store(policy: PolicySnapshot, path: str | None, clock: Clock) -> Opened
         return OpenedStore(shared, shared)
     if path is None:
         return OpenedStore(MemoryStore(policy.store, wall))
-    from gateway.drivers.sqlite_store import SqliteStore  # as above
+    from gateway.drivers.sqlite_store import SqliteStore  # a process without a file does not load it
 
     sys.setswitchinterval(SWITCH_S)
     sqlite = SqliteStore(path, wall, policy.store, ahead=lambda: clock.ahead_s)

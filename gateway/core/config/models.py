@@ -108,7 +108,7 @@ class TargetParts:
     convert: Convert
     find_tokenizer: FindTokenizer | None = None
     listed: ListedModels | None = None
-    """What providers tell of their models; None: none is asked."""
+    """The models that providers list; None: none is asked."""
     _tables: dict[str, ModelTable] = field(default_factory=dict)
 
     def models_of(self, provider: Provider, policies: PolicySets) -> ModelTable:
@@ -245,7 +245,7 @@ def _find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 _TASK: Final = "input_type"
-"""What texts for embeddings are for; OpenAI has no word for it, and this is the one of servers that know its API."""
+"""The field for the purpose of texts; OpenAI has no word for it, and this is the one of servers that know its API."""
 _NAME: Final = re.compile(r"[\w\-]+")
 """Names that are the same in JSON, whoever wrote it. One with a point is meant for a field of a field."""
 _WILD: Final = re.compile(r"[*?\[]")

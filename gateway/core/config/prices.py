@@ -69,7 +69,7 @@ _TIERS: Final[Mapping[str, Mapping[str, str]]] = {
     "fast": {"service_tier": "fast", "speed": "fast"},
     "batch": {"processing": "batch"},
 }
-"""By the tier of a `Usage`, what the price list calls it; with any other word the standard price holds."""
+"""The price list's words for a tier, by that of a `Usage`; with any other word the standard price holds."""
 
 
 class UnitPrice(NamedTuple):

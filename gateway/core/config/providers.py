@@ -26,7 +26,7 @@ _EXAMPLES: Final[Mapping[str, str]] = {
     "openai": "`base_url: https://api.openai.com/v1`, or where your server is",
     "azure": "`base_url: https://RESOURCE.openai.azure.com`",
 }
-"""What is to be written for those that are in no usual place."""
+"""The example of an address for those that are in no usual place."""
 _REGIONAL: Final[Mapping[str, str]] = {"bedrock": "https://bedrock-runtime.{region}.amazonaws.com"}
 _REGION: Final = re.compile(r"[a-z]{2,4}(?:-[a-z]+)+-[0-9]{1,2}")
 HOST_REGION: Final = re.compile(r"(?:^|\.)bedrock-(?:runtime(?:-fips)?|mantle)\.([a-z]{2}(?:-[a-z]+)+-\d)\.")
@@ -47,7 +47,7 @@ _ONES_OWN: Final[Mapping[str, frozenset[str]]] = {
     "vertex": frozenset(("openai", "azure", "anthropic", "gemini", "bedrock")),
     "bedrock": frozenset(("openai", "azure", "anthropic", "gemini", "vertex")),
 }
-"""By dialect, the kinds of hosts that are known not to speak it."""
+"""The kinds of hosts, by dialect, that are known not to speak it."""
 _VERSIONS: Final[Mapping[str, str]] = {"anthropic": "/v1", "gemini": "/v1beta", "vertex": "/v1"}
 _ANY_VERSION: Final = re.compile(r"/v\d+(?:(?:alpha|beta)\d*)?$")
 _SEVERAL_REGIONS: Final = ("us", "eu")

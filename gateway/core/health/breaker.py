@@ -45,7 +45,7 @@ def _import_without_redis() -> None:
 
 _import_without_redis()
 
-from pybreaker import CircuitBreaker, CircuitBreakerListener, CircuitBreakerState  # noqa: E402 - it has to be as said above
+from pybreaker import CircuitBreaker, CircuitBreakerListener, CircuitBreakerState  # noqa: E402 - it must not import redis
 
 # --- the way back of a target that was left alone: a few probes, then growing traffic ---
 

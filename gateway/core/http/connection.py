@@ -44,7 +44,7 @@ AGAIN_S = 10.0
 """Seconds between two interim responses while the client waits for its answer."""
 RIGHT_BEHIND_S = 1.0
 KERNEL_ASKS = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-"""After how many seconds, how often, and how often in vain; by default it begins after two hours."""
+"""Seconds until the first probe, seconds between two, and probes in vain; by default it begins after two hours."""
 _CLOSE_WAIT = 8
 """The peer has ended its side, and nothing else has come of it (tcp_states.h of Linux)."""
 
@@ -133,11 +133,11 @@ class HotEndpoints(NamedTuple):
 
 
 MAX_REST_BYTES = 128 * 1024 * 1024
-"""Of a body whose request has been answered: read and dropped up to here, so that its client sees the answer."""
+"""The bytes of a body whose request has been answered that are read and dropped, so that its client sees the answer."""
 MAX_DROPPED_BYTES = 16 * 1024 * 1024
-"""Of what is sent behind a refused request: as above."""
+"""The bytes behind a refused request that are read and dropped, so that its client sees the answer."""
 UNCUT_BYTES = 2048
-"""So many bytes are parsed at once, whatever number of small requests they hold."""
+"""The bytes that are parsed at once, whatever number of small requests they hold."""
 BLANK_LINE = b"\r\n\r\n"
 
 
@@ -145,7 +145,7 @@ class GatewayProtocol(HttpToolsProtocol):
     """One client connection."""
 
     cycle: AnyCycle | None  # type: ignore[assignment]  # uvicorn's own are never made
-    pipeline: deque[AnyCycle]  # type: ignore[assignment]  # as above
+    pipeline: deque[AnyCycle]  # type: ignore[assignment]  # uvicorn's own are never made
 
     def __init__(self, refused: Refused, notice: Notice, hot: HotEndpoints | None, **options: Any) -> None:
         super().__init__(**options)

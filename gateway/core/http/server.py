@@ -39,7 +39,7 @@ SILENCE_S = 60.0
 """Seconds between two lines of the log about the same trouble."""
 _OF_ONE = frozenset((errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENETDOWN, errno.ENETUNREACH,
                      errno.EHOSTDOWN, errno.EHOSTUNREACH))  # fmt: skip
-"""What befell one connection while it waited, or a firewall's word on it: the next may be good (accept(2))."""
+"""The errors of one connection while it waited, or a firewall's word on it: the next may be good (accept(2))."""
 log = logging.getLogger("gateway.edge")
 
 

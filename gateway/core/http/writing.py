@@ -389,7 +389,7 @@ def head_bytes(url: bytes, headers: Iterable[Header]) -> int:
 
 
 UNSENT_BYTES = 8 * 1024
-"""What may wait in the process for a client to read it, beside a part that is being written; the kernel takes more."""
+"""The bytes that may wait in the process for a client, beside a part that is being written; the kernel takes more."""
 LARGE_BYTES = 2048
 UNKNOWN = -1
 """The length of an answer that ends with its connection."""

@@ -13,9 +13,9 @@ from math import ceil, inf, isfinite
 from typing import Protocol
 
 EARLY_S = 1e-6
-"""So early counts as on time."""
+"""Seconds by which a caller may be early and still counts as on time."""
 ROUNDING = 1e-12
-"""Of a capacity: what sums of floats may be off by."""
+"""The share of a capacity by which sums of floats may be off."""
 _OVERTAKEN_S = 0.1  # calls sent so long before another one may arrive after it
 _DOUBT = 0.05  # of the capacity: so much more a provider may have than we think before we believe it
 

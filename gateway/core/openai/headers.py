@@ -31,7 +31,7 @@ class AllowList:
         try:
             for header in headers:  # no comprehension: up to Python 3.11 each is a function of its own, and called
                 if memo[header[0]]:
-                    kept.append(header)  # as above
+                    kept.append(header)
         except KeyError:
             return [header for header in headers if self._allows(header[0])]
         return kept

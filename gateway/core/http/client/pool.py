@@ -38,7 +38,7 @@ MAX_AGE_S = 300.0
 AGAIN_S = 0.05
 """How soon a connection is tried again that could not be had for a want of descriptors or ports."""
 READ_BYTES = 16 * 1024
-"""What the loop takes at once; left to itself it takes 256 KiB, which then waits for each slow reader."""
+"""The bytes that the loop takes at once; left to itself it takes 256 KiB, which then waits for each slow reader."""
 
 
 @dataclass(frozen=True, slots=True)

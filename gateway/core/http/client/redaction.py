@@ -61,9 +61,9 @@ def phase_of(error: BaseException, *, answered: bool = False) -> Phase:
 MIN_BYTES = 8
 """Shorter texts are no secrets: to mask them would spoil answers that have nothing to do with them."""
 PROBE_BYTES = 8
-"""Of several secrets their beginnings are looked for: most of them begin alike (`sk-proj-`)."""
+"""The bytes of secrets' beginnings, which are looked for where there are several: most of them begin alike (`sk-proj-`)."""
 STAND_INS = frozenset(["lm-studio", "no-key-required", "not-needed", "not-used", "placeholder", "sk-no-key-required"])
-"""What is sent to servers that want no key, only the header: words, which answers may hold."""
+"""The keys that are sent to servers which want none, only the header: words, which answers may hold."""
 ESCAPE = rb"\u00"
 """Begins a letter that JSON may have as it is: some write `-`, `+` or `'` so (.NET, Gson)."""
 MOST_BACKSLASHES = 4
@@ -146,7 +146,7 @@ class Secrets:
         return bytes(masked)
 
     def beginning(self, block: bytes) -> int:
-        """So many bytes at the block's end are how one of them begins; 0: none."""
+        """Returns how many bytes at the block's end are how one of them begins; 0: none."""
         longest = max(_overlap(block, needle) for needle in self._needles)
         return max(longest, *(_escaped_overlap(block, text) for text in self._texts)) if b"\\" in block else longest
 
@@ -162,7 +162,7 @@ class SecretMasker:
         self.kept = b""
         """The end of what has come, which may be the beginning of a secret."""
         self._is_masked = 0
-        """So many of the kept bytes also are the end of a secret that has been seen whole."""
+        """The number of kept bytes that also are the end of a secret that has been seen whole."""
 
     def feed(self, block: bytes) -> bytes:
         """What can go on now; may be nothing."""
@@ -276,7 +276,7 @@ def _begins(block: bytes, at: int, text: str) -> bool:
 
 
 def _overlap(block: bytes, needle: bytes) -> int:
-    """So many bytes at the block's end, fewer than the needle has, are the first of the needle; the most there are."""
+    """Returns how many bytes at the block's end, fewer than the needle has, are the first of the needle; the most there are."""
     at = block.find(needle[:1], max(0, len(block) - len(needle) + 1))
     while at >= 0:
         if needle.startswith(block[at:]):

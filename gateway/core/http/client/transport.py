@@ -47,7 +47,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 ERRORS: tuple[type[Exception], ...] = (httpx.HTTPError, httpx.StreamError)
-"""What an exchange may raise, before its head and while its body is read."""
+"""The errors that an exchange may raise, before its head and while its body is read."""
 
 
 class Asker(Protocol):

@@ -16,9 +16,9 @@ from gateway.core.types import Answer, Outgoing, RawHeaders, Upstream
 
 MOST_ERROR_BYTES: Final = 65_536
 MOST_ANSWER_BYTES: Final = 64 * 1024 * 1024
-"""Of an answer that is no error."""
+"""The most bytes of an answer that is no error."""
 MOST_AT_ONCE: Final = 4
-"""Of the pieces of one call; their target serves others, too."""
+"""The most pieces of one call at once; their target serves others, too."""
 
 
 class ReadAnswer:

@@ -42,7 +42,7 @@ KEY_HEADERS: Final[Mapping[str, bytes]] = {
 }
 """The header with the key, by dialect; elsewhere it is a bearer token."""
 _TOKENS: Final = (b"sk-ant-oat", b"ya29.", b"ABSK", b"bedrock-api-key-")
-"""What begins like this is a bearer token: those of a login at Anthropic, of Google's, and keys of Bedrock's."""
+"""The beginnings of bearer tokens: those of a login at Anthropic, of Google's, and keys of Bedrock's."""
 KEY_SCHEME: Final = b"x-api-key"
 """Before a caller's own key that came in the header of this name, and not as a bearer token."""
 TRACE_CONTEXT = frozenset((b"traceparent", b"tracestate", b"baggage"))
