@@ -330,7 +330,7 @@ class Gateway:
         layers.semantic = open_semantic(policy, layers.semantic, self._embedders, self._kept_clock, self._store.vectors)
 
     def _follow_news(self, shared: SharedStore) -> None:
-        """Listens to the other replicas: for limits and health, and for questions that they keep or were told to forget."""
+        """Listens to the other replicas: for limits and health, and for questions that they keep or are to forget."""
         # Loaded where stores are shared.
         from gateway.features.reuse.redis_answers import decode_selection
         from gateway.features.semantic.redis import decode_news  # loaded where stores are shared, too

@@ -151,7 +151,7 @@ class Housekeeping:
     _give_back: GiveBack = field(default_factory=lambda: GiveBack(find_trim()))
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _logged_ahead_s: float = 0.0
-    """How far the machine's time was behind that of the start when the log told of it."""
+    """How far the machine's time was behind that of the start when that was logged."""
 
     def start(self) -> None:
         """Begins, in the running loop."""

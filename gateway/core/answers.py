@@ -328,7 +328,7 @@ def adds_usage(call: Call) -> bool:
 
 
 def _edited(body: bytes | Spliced, edits: BodyEdits, attempt: Attempt, *, refuses_loss: bool) -> bytes:
-    """Makes what the target's config says of the body; what is dropped from it is told as what is lost in a conversion.
+    """Makes what the target's config says of the body; what is dropped from it is reported as what is lost in a conversion.
 
     Raises InvalidRequest where nothing may be lost.
     """
@@ -455,7 +455,7 @@ async def _open_binary(call: Call, target: Target, answer: Answer, content_type:
 
 
 def _activity_of(call: Call, clock: Clock) -> Callable[[], None]:
-    """Notes, when it is called, that the target of the present attempt has been heard of."""
+    """Returns a function that notes a sign of life of the present attempt's target."""
     attempt = call.attempts[-1]
 
     def note() -> None:
@@ -539,7 +539,7 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
 
 
 async def _complete_embeddings(call: Call, opened: FirstAnswer) -> None:
-    """Gives vectors the form that was asked for, and a `usage`, on which clients rely: estimated where none was told."""
+    """Gives vectors the form that was asked for, and a `usage`, on which clients rely: estimated where none was reported."""
     if asks_base64(call.body):
         is_large = len(opened.body) > THREAD_BYTES
         opened.body = await asyncio.to_thread(with_base64, opened.body) if is_large else with_base64(opened.body)

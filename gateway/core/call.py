@@ -42,7 +42,7 @@ class QueuePlace(Protocol):
         ...
 
     def eta_s(self, now: float) -> float:
-        """Seconds until its turn comes, as far as can be told."""
+        """Seconds until its turn comes, as far as it is known."""
         ...
 
 

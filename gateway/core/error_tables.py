@@ -479,7 +479,7 @@ class ErrorTable:
     def diagnose_error(
         self, phase: Phase, status: int | None, error: Json, headers: RawHeaders, wall_now: float
     ) -> Diagnosis:
-        """Returns the diagnosis of an error object inside an answer; a `status` below 400 tells nothing of it."""
+        """Returns the diagnosis of an error object inside an answer; a `status` below 400 says nothing of it."""
         read = read_error(error)
         if status is None or status < 400:
             return self._diagnose_in_band(phase, read, headers, wall_now)

@@ -68,7 +68,7 @@ def _nobody_notes(_call: Call) -> None:
 
 
 class Accounts:
-    """Closes the accounts of calls and tells the meter."""
+    """Closes the accounts of calls and reports them to the meter."""
 
     __slots__ = ("_charge", "_clock", "_count_in_run", "_meter", "_note", "_release", "opened")
 
@@ -244,7 +244,7 @@ def _upstream_s(attempts: Sequence[Attempt], now: float) -> float:
 
 
 def whole_usage(call: Call, reported: Usage | None, body: bytes) -> Usage | None:
-    """Returns the usage of a whole answer: what its provider tells, and an estimate of each number that it does not.
+    """Returns the usage of a whole answer: what its provider reports, and an estimate of each number that it does not.
 
     None: the endpoint has no tokens.
     """
@@ -270,7 +270,7 @@ def streamed_usage(call: Call, outcome: str, reported: Usage | None, output_toke
 
 
 def _believed(call: Call, reported: Usage | None) -> Usage | None:
-    """Returns what a provider tells, without an output that is far beyond what the call allows."""
+    """Returns what a provider reports, without an output that is far beyond what the call allows."""
     if reported is None or reported.output <= LONGEST_ANSWER or call.max_tokens is None:
         return reported
     return plausible(reported, most_output(call.max_tokens, answers_of(call)))

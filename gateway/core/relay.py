@@ -324,7 +324,7 @@ class SseRelay:
 
     @property
     def response_id(self) -> object:
-        """Returns the id that a stream of Responses has told, if any."""
+        """Returns the id that a stream of Responses has named, if any."""
         return self._transcript.response_id
 
     @property
@@ -490,7 +490,7 @@ class OverlongStream:
         self._end = end
 
     async def chunks(self, on_end: OnEnd, _clocks: Clocks, _now: Callable[[], float]) -> AsyncGenerator[bytes, None]:
-        """Yields the stream; its clocks have run since it was opened. `on_end` is told once how it has ended."""
+        """Yields the stream; its clocks have run since it was opened. `on_end` is called once with how it has ended."""
         self._end.on_end = on_end
         try:
             begun, self._begun = self._begun, b""

@@ -82,9 +82,9 @@ class RoutePlan:
     is_restricted: bool
     """True if the key may not use every model, so the body must not name another in a way that only some providers read."""
     takes_comments: bool
-    """True if a stream that waits may be told so by comments."""
+    """True if a stream that waits may get comments."""
     takes_interim: bool
-    """True if a call that is no stream and waits may be told so by interim responses."""
+    """True if a call that is no stream and waits may get interim responses."""
     is_plain: bool
     """True if its calls are served as they come: nobody keeps their responses, and their answers are in OpenAI's form."""
     keeping: Keeping | None

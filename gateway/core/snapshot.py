@@ -98,7 +98,7 @@ class Provider:
 
     @property
     def is_callers(self) -> bool:
-        """Tells whether it is shown the caller's own credential, as the config has none for it."""
+        """Returns whether it is shown the caller's own credential, as the config has none for it."""
         return self.api_key is None and self.auth is None
 
 
@@ -116,7 +116,7 @@ class Counting:
     """Tokens read from the provider's cache do not count."""
     style: Style = CONTINUOUS
     learns: bool = True
-    """Correct the limits from the headers of its answers, and search for a rate where nobody tells one."""
+    """Correct the limits from the headers of its answers, and search for a rate where nobody states one."""
     first_output_tokens: int = 512
     """The tokens that an answer is taken to cost before any was seen, where the caller sets no bound."""
     arrival_lag_s: float = 0.0
@@ -134,7 +134,7 @@ class Holding:
     keepalive_after_s: float = 10.0
     """A stream that has waited so long is answered with comments from then on."""
     interim: int | None = None
-    """A call that is no stream hears of an interim response as often: 102 or 103. None: of nothing."""
+    """The interim response that a call which is no stream gets as often: 102 or 103. None: none."""
     reserve_percent: float = 10.0
     """The part of each limit that is kept from the lanes below `interactive`."""
     prefer_primary_for_s: Mapping[Lane, float] = field(

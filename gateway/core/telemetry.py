@@ -427,7 +427,7 @@ class Telemetry(Collector):
         self._metrics.thinking.totals.update({(result,): total for result, total in turns.items()})
 
     def set_store(self, stats: Mapping[str, Mapping[str, int]]) -> None:
-        """What the store keeps now, as it tells it: entries and bytes of answers, records and vectors."""
+        """Sets what the store keeps now: entries and bytes of answers, records and vectors."""
         self._metrics.cache_entries.values = {(kind,): sizes["entries"] for kind, sizes in stats.items()}
         self._metrics.cache_bytes.values = {(kind,): sizes["bytes"] for kind, sizes in stats.items()}
         self._metrics.records_lost.totals[()] = stats.get("records", {}).get("early", 0)
@@ -753,7 +753,7 @@ def _who(key: str, tenant: str, endpoint: str, model: str, stream: bool, lane: s
 
 @lru_cache(maxsize=1024)
 def _how(status: int, outcome: str, target: str, answered: int | None) -> str:
-    """The part that tells how a call with one attempt has ended, and where."""
+    """The part with the end of a call of one attempt, and its target."""
     attempts = [f"{target}:{answered}"]
     return _json({"status": status, "outcome": outcome, "target": target, "attempts": attempts, "failures": []})[1:-1]
 

@@ -13,12 +13,14 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, Self, runtime_chec
 from gateway.core.errors import InvalidRequest
 
 # --- what goes wrong at a provider: the classes of failure, the progress of the attempt, the failure of one attempt ---
-#
-# No client sees any of this as it is: the attempts try again or elsewhere, and turn the last failure into a `GatewayError`.
 
 
 class ErrorClass(StrEnum):
-    """The kinds of failure, whatever words the provider used."""
+    """The kinds of failure, whatever words the provider used.
+
+    No client sees any of this as it is: the attempts try again or elsewhere, and turn the last failure into a
+    `GatewayError`.
+    """
 
     RATE_LIMIT_REQUESTS = "rate_limit_requests"
     RATE_LIMIT_TOKENS = "rate_limit_tokens"
@@ -94,7 +96,7 @@ class NotExpressible(UpstreamFailed):
         self._code = code
 
     def refusal(self) -> InvalidRequest:
-        """Returns what the caller is told if no other target can serve the call."""
+        """Returns the error that the caller gets if no other target can serve the call."""
         return InvalidRequest(self.detail, param=self._param, code=self._code)
 
 
@@ -270,7 +272,7 @@ class Usage:
     doubt: str = ""
     """Why the provider's numbers can't all be right, in words; empty: nothing is odd about them."""
     steps: tuple[Usage, ...] = ()
-    """The requests to the model of which it is the sum, where the provider tells several: a price by length is of each."""
+    """The requests to the model of which it is the sum, where the provider reports several: a price by length is of each."""
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ MOST_UNSENT_BYTES = MAX_MESSAGE_BYTES + 2 * MAX_UNSENT_BYTES
 COUNTED_BYTES = 64 * 1024
 """The bytes of a message that has not ended below which it is not worth counting."""
 CLOSE_S = 5.0
-"""A peer that we have asked to close has so many seconds for its own close frame."""
+"""Seconds that a peer has for its own close frame once we have sent ours."""
 GONE = 1006
 """The code of a peer that has left without one (RFC 6455, 7.4.1); it is never sent."""
 NO_CODE = 1005
@@ -109,7 +109,7 @@ class SocketEnd(asyncio.Protocol):
             self._notify_closed(*self._closed_with)
 
     def watch_unfinished(self, came: Callable[[int], None]) -> None:
-        """Tells how many bytes have come of a message whose end has not, from now on; 0: of none, or of a small one."""
+        """Notes how many bytes have come of a message whose end has not, from now on; 0: of none, or of a small one."""
         self._on_unfinished = came
 
     def send(self, opcode: int, data: bytes | bytearray, fin: bool) -> None:  # as frames have it
@@ -263,7 +263,7 @@ class SocketEnd(asyncio.Protocol):
             self._notify_closed(GONE, "")
 
     def _notify_closed(self, code: int, reason: str) -> None:
-        """Tells the session, once, that the peer leaves."""
+        """Notifies the session, once, that the peer leaves."""
         if self._is_notified:
             return
         if self._on_close is None:

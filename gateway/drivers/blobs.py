@@ -160,7 +160,7 @@ class DirectoryBlobs:
             await self.run(lambda: self._unlink(paths), "removed")
 
     async def belong_to(self, store: str) -> bool:
-        """Tells whether the folder is this store's alone, by a file in it that names all that have asked."""
+        """Returns whether the folder is this store's alone, by a file in it that names all that have asked."""
         return await self.run(lambda: self._is_of(store), "read")
 
     async def old_names(self, least_age_s: float, most: int) -> AsyncIterator[Sequence[str]]:

@@ -120,7 +120,7 @@ class RedisBlobs:
             await asyncio.gather(*(self.settle(f"{name}:") for name in some))
 
     async def belong_to(self, store: str) -> bool:
-        """Tells whether the blobs of the namespace are this store's alone, by a set that names all that have asked."""
+        """Returns whether the blobs of the namespace are this store's alone, by a set that names all that have asked."""
         await self.ask(lambda: self._link.command(b"SADD", self._owners, store))
         return {*await self.ask(lambda: self._link.command(b"SMEMBERS", self._owners))} == {store.encode()}
 

@@ -89,7 +89,7 @@ class Lru:
 
     @property
     def is_empty(self) -> bool:
-        """Tells whether there are no entries, forgotten ones included."""
+        """Returns whether there are no entries, forgotten ones included."""
         return not self._entries and not self._forgotten
 
     def get(self, key: bytes, now: float, *, is_use: bool = True) -> bytes | None:
@@ -244,7 +244,7 @@ class Lru:
         return len(self._owners) > (name in self._owners)
 
     def _is_live(self, key: bytes, name: Name) -> bool:
-        """Tells whether the owner of the entry was not forgotten since the entry came."""
+        """Returns whether the owner of the entry was not forgotten since the entry came."""
         owner = self._owners.get(name)
         return owner is not None and key in owner.keys
 

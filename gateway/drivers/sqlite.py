@@ -59,12 +59,12 @@ class Trouble:
 
     @property
     def is_well(self) -> bool:
-        """Tells whether a write is expected to last: the last attempt did not fail."""
+        """Returns whether a write is expected to last: the last attempt did not fail."""
         return self._retry_at is None
 
     @property
     def may_try(self) -> bool:
-        """Tells whether the disk works, or the next attempt is due."""
+        """Returns whether the disk works, or the next attempt is due."""
         return self._retry_at is None or self._monotonic() >= self._retry_at
 
     def try_now(self) -> None:
@@ -382,7 +382,7 @@ def _size(path: str) -> int:
 
 
 def _is_of_the_disk(error: BaseException) -> bool:
-    """Tells whether the disk or the file is the cause, so that every job would fail, and not one job's data."""
+    """Returns whether the disk or the file is the cause, so that every job would fail, and not one job's data."""
     if isinstance(error, StoreUnusable | OSError | sqlite3.OperationalError):
         return True
     return type(error) is sqlite3.DatabaseError or isinstance(error, MemoryError)
@@ -431,7 +431,7 @@ class FileThread:
 
     @property
     def is_well(self) -> bool:
-        """Tells whether a write is expected to last."""
+        """Returns whether a write is expected to last."""
         return self._trouble.is_well and not self.is_stalled
 
     def start(self) -> None:

@@ -219,7 +219,7 @@ def _is_read_only(folder: str) -> bool:
 
 
 def _remedy(path: str, kind: FileKind, error: Exception) -> str:
-    """Returns the sentence that tells an operator what to do."""
+    """Returns the sentence with what an operator can do."""
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path):
         return "It is a folder: name a file in it."

@@ -300,7 +300,7 @@ class SqliteStore:
 
     @property
     def is_well(self) -> bool:
-        """Tells whether an entry that is kept now is expected to outlive the process."""
+        """Returns whether an entry that is kept now is expected to outlive the process."""
         return self._thread.is_well
 
     @property

@@ -80,7 +80,7 @@ LimitKind = Literal["bucket", "window", "slots"]
 
 @dataclass(frozen=True, slots=True)
 class LeaseAsk:
-    """Tells the store what a replica has of one shared limit, and what it asks for. Amounts are in the limit's own unit.
+    """Reports to the store what a replica has of one shared limit, and what it asks for. Amounts are in the limit's own unit.
 
     The counts go on for as long as the replica lives, so that an ask that is sent twice, or whose answer is lost, changes
     nothing: what the replica holds is always `granted - used - given`; below 0 it has used more than it had.

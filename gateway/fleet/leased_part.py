@@ -364,7 +364,7 @@ class Share:
         return is_quiet and not self.is_pending and not self.needs_refill and now - self._sent_at > FORGOTTEN_S
 
     def leave(self) -> None:
-        """Gives back all that is held, because this replica ends; the next `ask` tells the store."""
+        """Gives back all that is held, because this replica ends; the next `ask` reports it to the store."""
         if not self.is_alone and self._held > 0:
             self._given += self._held
             self._held = 0.0
@@ -511,7 +511,7 @@ class Share:
                 self._refill()
 
     def correct(self, level: float, now: float) -> None:
-        """Lowers what is held at once, and tells the store; one replica's word never raises a level."""
+        """Lowers what is held at once, and reports it to the store; one replica's word never raises a level."""
         if self._own is not None:
             before = self._own.limit.level_at(now)
             self._own.correct(level, now)
@@ -725,7 +725,7 @@ class FleetSum:
         self.is_alone, self.is_pending, self.needs_refill = True, False, False
 
     def rejoin(self, now: float) -> None:
-        """Tells the store, which is back, what was added meanwhile."""
+        """Reports to the store, which is back, what was added meanwhile."""
         self.is_alone = False
         self.retry_at = -inf
         self.look()

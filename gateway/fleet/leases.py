@@ -1,4 +1,4 @@
-"""Limits that replicas share: asks the store for what this one will need, ahead of need, and tells what was used.
+"""Limits that replicas share: asks the store for what this one will need, ahead of need, and reports what was used.
 
     share out -> (calls take from shares) -> a round of asks -> replies -> those who wait go
 

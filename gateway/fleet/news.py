@@ -75,7 +75,7 @@ def read_move(detail: bytes) -> BreakerMove | None:
 
 
 def write_hand(to: Hand, token: str) -> bytes:
-    """`token` tells one act from another of the same kind."""
+    """`token` sets one act apart from another of the same kind."""
     return f"{to or 'undone'} {token}".encode()
 
 
@@ -240,7 +240,7 @@ class HandNews:
         """The last act, by the name that was acted on."""
 
     def forced(self, name: str, to: Hand) -> None:
-        """Tells the other replicas what a person has done here."""
+        """Reports to the other replicas what a person has done here."""
         if self._gates.names.is_callers(name):
             return
         act = _Act(to, token_hex(4), self._clock.monotonic())
@@ -266,7 +266,7 @@ class HandNews:
         self._news.tell(NewsItem("hand", name, left_s, write_hand(act.to, act.token)), lasts=True)
 
     def _remind(self) -> None:
-        """Tells the store again what holds by hand, in case it has lost it; one that has kept it passes nothing on."""
+        """Reports to the store again what holds by hand, in case it has lost it; one that has kept it passes nothing on."""
         now = self._clock.monotonic()
         held = [(name, act) for name, act in self.acts.items() if act.to in HELD and self._is_held(name)]
         for name, act in held:

@@ -93,7 +93,7 @@ class Admission:
         return max(probed_s + BACK_AFTER_S, back_after_s) + BACK_AFTER_S * (now * 1e4 % 1.0)
 
     def limits_together(self, call: Call, headers: RawHeaders) -> Iterator[tuple[bytes, bytes]]:
-        """Yields each header of an answer that tells a limit with the sum of that limit of all targets, where all have one.
+        """Yields each header of an answer that states a limit with the sum of that limit of all targets, where all have one.
 
         Who paces calls by what one target tells would use that one alone. What is left, and when more is, has no sum that
         holds: a call waits here, or goes where there is room.

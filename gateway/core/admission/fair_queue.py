@@ -430,7 +430,7 @@ class FairQueue(Generic[TicketT]):
 
     @property
     def is_busy(self) -> bool:
-        """Tells whether anybody waits."""
+        """Returns whether anybody waits."""
         return bool(self.busy)
 
     def is_free_for(self, rank: int) -> bool:

@@ -202,7 +202,7 @@ class KeyBudgets:
         log.warning("the key '%s' %s: $%.3g of $%g for today (UTC) is left", key.name, what, left_usd, budget_usd)
 
     def is_spent(self, key: Key) -> bool:
-        """Tells whether the key has nothing left for today."""
+        """Returns whether the key has nothing left for today."""
         return key.budget_usd_per_day is not None and self._spent(key.name) >= key.budget_usd_per_day
 
     def paid(self, key: Key, usd: float) -> None:
@@ -212,7 +212,7 @@ class KeyBudgets:
 
     @property
     def outlives(self) -> bool:
-        """Tells whether what is booked is known to whoever comes after this process."""
+        """Returns whether what is booked is known to whoever comes after this process."""
         return self._sharing is not None
 
     async def charge(self, key: Key, usd: float) -> int | None:

@@ -279,7 +279,7 @@ def content_of(body: bytes) -> int:
 
 
 class AttemptOutcomes:
-    """Closes attempts: gives back to their gates, and tells these what the end of an attempt means."""
+    """Closes attempts: gives back to their gates, and reports to these what the end of an attempt means."""
 
     __slots__ = ("_clock", "_draw", "_gates", "_health", "_keys", "_retries")
 
@@ -469,7 +469,7 @@ class AttemptOutcomes:
         self._judge(call, grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
 
     def _judge(self, call: Call, grant: Reservation, why: str | None, now: float) -> None:
-        """Tells the breakers how the attempt went, and the target's own what several callers have met."""
+        """Reports to the breakers how the attempt went, and the target's own what several callers have met."""
         health = grant.gate.health
         if (
             why in UNHEALTHY

@@ -296,7 +296,7 @@ class Planner:
         return now > latest or ends_at > (now if gate.pauses.quota_until > now else min(latest, call.deadline))
 
     def _admits(self, call: Call, target: Target, now: float) -> bool:
-        """Announces the call to the target's breakers, and tells whether none of them keeps it away.
+        """Announces the call to the target's breakers, and returns whether none of them keeps it away.
 
         A breaker whose time is over begins to probe, or asks the fleet for leave: so the answer is there when the call goes.
         For a probe's turn only a few may wait.

@@ -1,4 +1,4 @@
-"""Reads `admission.yaml` and `queue.yaml`: how each kind of provider counts, and how calls wait.
+"""Reads `admission.yaml` and `queue.yaml`, in this order: how each kind of provider counts, and how calls wait.
 
 The built-in rules are those that providers document or show in their answers. Keep them in step with
 policies/admission.yaml, which spells them out with their sources.
@@ -186,9 +186,6 @@ def _rule(entry: CountingEntry | None, built_in: CountingRule) -> CountingRule:
 
 
 # --- queue.yaml: how calls are held, by set, and the bounds of the delay queue as a whole ---
-#
-# A model picks the set by which its calls are held. The other fields concern all calls at once, so only the set `default`
-# decides them; another set may repeat them, but not contradict.
 
 
 BUILT_IN_DEADLINES_S: Final[Mapping[Lane, float]] = {
@@ -275,7 +272,11 @@ class _Set:
 
 
 def read_queue(document: Document | None) -> QueuePolicies:
-    """Reads every set of queue.yaml; None: the file does not exist."""
+    """Reads every set of queue.yaml; None: the file does not exist.
+
+    A model picks the set by which its calls are held. The other fields concern all calls at once, so only the set `default`
+    decides them; another set may repeat them, but not contradict.
+    """
     sets = {name: _set(document, name, entry) for name, entry in check_sets(QueueSet, document).items()}
     first = sets["default"]
     deadlines_s = _by_lane(first, "deadline", BUILT_IN_DEADLINES_S)

@@ -24,10 +24,6 @@ from gateway.core.types import EMULATOR
 from gateway.features.reuse.rules import Which
 
 # --- environment variables: `${VAR}`, `${VAR:-default}`, `os.environ/VAR`, `env.VAR` ---
-#
-# `${}` works anywhere in a text, the other two only as the whole value; `$$` is a dollar. The value of a variable is data:
-# it is never read as YAML or substituted again. Invariant: a value that cannot be resolved is a problem that names the
-# variable, and nothing else.
 
 
 _REFERENCE = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}]*)?\}|(?P<odd>\{))")
@@ -41,7 +37,12 @@ class EnvText(str):
 
 
 def substitute(document: Document, environ: Mapping[str, str]) -> Document:
-    """Returns the document with its variables filled in; a missing variable becomes None and a problem."""
+    """Returns the document with its variables filled in; a missing variable becomes None and a problem.
+
+    `${}` works anywhere in a text, the other two only as the whole value; `$$` is a dollar. The value of a variable is
+    data: it is never read as YAML or substituted again. Invariant: a value that cannot be resolved is a problem that names
+    the variable, and nothing else.
+    """
     pass_ = _Pass(document, environ)
     data = pass_.resolve(document.data, ())
     return replace(document, data=data, origins=pass_.origins, broken=frozenset(pass_.broken))
@@ -96,7 +97,7 @@ class _Pass:
         return value
 
     def _takes_default(self, match: re.Match[str]) -> bool:
-        """Tells whether the default is used: as in a shell, for a variable that is unset or empty."""
+        """Returns whether the default is used: as in a shell, for a variable that is unset or empty."""
         return match["default"] is not None and not self._environ.get(match["name"])
 
 
@@ -274,12 +275,12 @@ def refuse_unfilled(text: str) -> None:
 
 
 def is_label(text: str) -> bool:
-    """Tells whether the text can go into a header, a metric and a log line as it is."""
+    """Returns whether the text can go into a header, a metric and a log line as it is."""
     return bool(text) and text.isascii() and text.isprintable()
 
 
 def is_pattern(name: str) -> bool:
-    """Tells whether `fnmatch` treats the name as a pattern."""
+    """Returns whether `fnmatch` treats the name as a pattern."""
     return any(c in name for c in "*?[")
 
 
@@ -388,7 +389,7 @@ def _listen(value: object) -> object:
 
 
 def is_loopback(host: str) -> bool:
-    """Tells whether only this machine can reach the host."""
+    """Returns whether only this machine can reach the host."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

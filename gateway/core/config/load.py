@@ -1,6 +1,6 @@
 """Loads the config files into one `PolicySnapshot`: it reads them, checks everything, and only then builds.
 
-`load_snapshot` is that order; `Reloader` does it again when a file changes.
+`load_snapshot` is that order; `Reloader`, at the end, does it again when a file changes.
 
 No provider is connected and no price looked up before the whole config is sound. Invariant: either a snapshot is returned,
 or `ConfigError` carries every problem of every file, each with its line.
@@ -268,9 +268,6 @@ def _digest_lines(value: object, path: Path) -> Iterator[str]:
 
 
 # --- loading again when files change; a bad config changes nothing ---
-#
-# It needs no thread and no task: the app calls `changed()` once a second, and `reload()` when that is true and on SIGHUP.
-# Invariant: the snapshot in force is replaced only by one that compiled whole.
 
 
 _Stamp = dict[str, tuple[int, int, int] | None]
@@ -292,6 +289,9 @@ class Reloader:
     """Watches the files of one config.
 
     `load` compiles, `install` puts a snapshot in force. `current` is the snapshot that is in force already, if any.
+
+    It needs no thread and no task: the app calls `changed()` once a second, and `reload()` when that is true and on SIGHUP.
+    Invariant: the snapshot in force is replaced only by one that compiled whole.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Reloader:
         self.last: ReloadReport | None = None
 
     def changed(self) -> bool:
-        """Tells whether the files differ from those last loaded, and have not changed since the previous call.
+        """Returns whether the files differ from those last loaded, and have not changed since the previous call.
 
         A file that is still being written differs from one call to the next, so it is loaded only when it is complete.
         """

@@ -337,9 +337,6 @@ def _is_set(entry: LimitedEntry, name: str) -> bool:
 
 
 # --- checking what the config asks of targets that have no word for it ---
-#
-# That is: a model whose name is that of a kind of model (embeddings, sound, pictures, …), calls that are put together, the
-# embeddings of a semantic cache, steps of pipelines, batches at half price, and languages that a provider cannot have.
 
 _KNOWN_BY_NAMES: Final = (
     ("embeddings", re.compile(r"text-embedding-|.*-embedding-\d|.*\.(titan-embed|embed)-|amazon\..*-embeddings$")),
@@ -382,7 +379,12 @@ class ConfigParts:
 
 
 def check_endpoints(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
-    """Notes what no target of a model can serve, although the config asks for it."""
+    """Notes what no target of a model can serve, although the config asks for it.
+
+    That is: a model whose name is that of a kind of model (embeddings, sound, pictures, …), calls that are put together,
+    the embeddings of a semantic cache, steps of pipelines, batches at half price, and languages that a provider cannot
+    have.
+    """
     _check_languages(document, routes, parts)
     for name, route in routes.items():
         for index, place in enumerate(route.places):

@@ -119,11 +119,6 @@ def list_error_files(folder: FilePath) -> list[FilePath]:
 
 
 # --- timeouts.yaml: the clocks of one attempt, by set, and those of single endpoints and lanes ---
-#
-# Precedence, field by field: the file's values go before built-in ones; within each, an endpoint's value goes before the
-# lane's, and that before the set's. So a written limit is only ever replaced by a more specific written one. The endpoint goes
-# first because it tells the kind of work: an embedding that takes minutes is dead in every lane. Invariant: every set has
-# `default` clocks, for endpoints and lanes that it does not name.
 
 ENDPOINTS: Final = (
     "chat",
@@ -252,7 +247,13 @@ BUILT_IN: Final = _Words(
 
 
 def read_timeouts(document: Document | None) -> dict[str, Timeouts]:
-    """Reads every set of timeouts.yaml; None: the file does not exist."""
+    """Reads every set of timeouts.yaml; None: the file does not exist.
+
+    Precedence, field by field: the file's values go before built-in ones; within each, an endpoint's value goes before the
+    lane's, and that before the set's. So a written limit is only ever replaced by a more specific written one. The endpoint
+    goes first because it shows the kind of work: an embedding that takes minutes is dead in every lane. Invariant: every
+    set has `default` clocks, for endpoints and lanes that it does not name.
+    """
     return {name: _timeouts(_words(document, name, entry)) for name, entry in check_sets(TimeoutsSet, document).items()}
 
 

@@ -1,4 +1,4 @@
-"""Prices of tokens and other units, and tokenizers for exact counts.
+"""Prices of tokens and other units, and tokenizers for exact counts; in this order.
 
 Rates are plain numbers per unit, worked out once per model name and remembered until the price changes, because working
 them out takes up to a millisecond. Invariants: the cost of a usage is the one that the price list's own package calculates;
@@ -276,10 +276,6 @@ def _import_without_client() -> None:
 
 
 # --- exact token counts with the package tiktoken, where it is installed (the extra `tokenizer`) and asked for ---
-#
-# Vocabularies are loaded while a config is compiled, never while a call waits: the package fetches them from the network
-# the first time, without a timeout of its own. Invariants: loading takes a bounded time and never fails a config; counting
-# a text takes milliseconds however long it is.
 
 
 NOT_INSTALLED: Final = (
@@ -298,14 +294,19 @@ CountTokens = Callable[[str], int]
 
 
 class Tokenizers(NamedTuple):
-    """The loaded tokenizers; `find` returns (and caches) that of a model, None where it is unknown."""
+    """The loaded tokenizers; `find` returns (and caches) that of a model, None where it is unknown.
+
+    Vocabularies are loaded while a config is compiled, never while a call waits: the package fetches them from the network
+    the first time, without a timeout of its own. Invariants: loading takes a bounded time and never fails a config;
+    counting a text takes milliseconds however long it is.
+    """
 
     find: Callable[[str], CountTokens | None]
     notices: tuple[str, ...]
 
 
 def is_installed() -> bool:
-    """Tells whether tiktoken is installed, so that exact counts are possible."""
+    """Returns whether tiktoken is installed, so that exact counts are possible."""
     return find_spec("tiktoken") is not None
 
 

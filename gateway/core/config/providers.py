@@ -30,7 +30,7 @@ _EXAMPLES: Final[Mapping[str, str]] = {
 _REGIONAL: Final[Mapping[str, str]] = {"bedrock": "https://bedrock-runtime.{region}.amazonaws.com"}
 _REGION: Final = re.compile(r"[a-z]{2,4}(?:-[a-z]+)+-[0-9]{1,2}")
 HOST_REGION: Final = re.compile(r"(?:^|\.)bedrock-(?:runtime(?:-fips)?|mantle)\.([a-z]{2}(?:-[a-z]+)+-\d)\.")
-"""Hosts of Bedrock's tell their region."""
+"""The hosts of Bedrock's, which name their region."""
 _MANTLE: Final = "bedrock-mantle."
 _OPENAIS_HOST: Final = re.compile(r"https://(?:[a-z]+\.)?api\.openai\.com/?")
 """OpenAI's own addresses, those of a region too, without the version that all their paths begin with."""
@@ -183,9 +183,6 @@ def _check_region(document: Document, path: Path, entry: ProviderEntry) -> None:
 
 
 # --- credentials: with several, each is an account and becomes a provider of its own ---
-#
-# The first keeps the provider's name, the others are numbered: `openai`, `openai#2`, `openai#3`. No message may hold a part
-# of a credential. Invariant: a group has one member at least, and its first is named as the group.
 
 
 _SECRET_NAME = re.compile(
@@ -278,7 +275,11 @@ def _parts(name: str, value: str) -> list[str]:
 
 
 def group_of(provider: Provider, secrets: Sequence[str]) -> tuple[Provider, ...]:
-    """Returns the provider once per credential (without any, as it is); answers are searched for the secrets of all."""
+    """Returns the provider once per credential (without any, as it is); answers are searched for the secrets of all.
+
+    The first keeps the provider's name, the others are numbered: `openai`, `openai#2`, `openai#3`. No message may hold a
+    part of a credential. Invariant: a group has one member at least, and its first is named as the group.
+    """
     shared = tuple(dict.fromkeys((*provider.secrets, *secrets)))
     group = tuple(
         replace(
@@ -293,7 +294,7 @@ def group_of(provider: Provider, secrets: Sequence[str]) -> tuple[Provider, ...]
 
 
 def is_first(provider: str) -> bool:
-    """Tells whether the provider is the first of its group: notices about a group are given once."""
+    """Returns whether the provider is the first of its group: notices about a group are given once."""
     return "#" not in provider  # which the config's own names cannot have
 
 
@@ -303,11 +304,6 @@ def account_of(provider: Provider) -> str:
 
 
 # --- callers' own credentials stay with one vendor, whatever targets a call falls back to ---
-#
-# The first target without an `api_key` determines the vendor of the credentials. Providers are of one vendor if they are
-# accounts of one provider, have the same scheme, host and port, have hosts of the same known company (two regions of one), or
-# are servers of the operator's own house. The emulator may see every credential, because it sends nothing on. A declared `kind`
-# of a hosted provider does not count, because any server may be told to behave like another's.
 
 
 _PORTS = {"http": 80, "https": 443}
@@ -323,7 +319,13 @@ def check_accepted(document: Document, config: ConfigFile, path: Path, entry: Pr
 
 
 def bind_credentials(model: Model, groups: Groups) -> Model:
-    """Returns the model with a reduced form for calls with the caller's own credential, where that may not go everywhere."""
+    """Returns the model with a reduced form for calls with the caller's own credential, where that may not go everywhere.
+
+    The first target without an `api_key` determines the vendor of the credentials. Providers are of one vendor if they are
+    accounts of one provider, have the same scheme, host and port, have hosts of the same known company (two regions of
+    one), or are servers of the operator's own house. The emulator may see every credential, because it sends nothing on. A
+    declared `kind` of a hosted provider does not count, because any server may be made to behave like another's.
+    """
     providers = {one.name: one for group in groups.values() for one in group}
     keyless = {
         target.name: providers[target.provider]
@@ -355,7 +357,7 @@ def _without(targets: Sequence[Target], skipped: Mapping[str, Provider]) -> tupl
 
 
 def _may_see(provider: Provider, first: Provider, groups: Groups) -> bool:
-    """Tells whether the provider may see credentials of the first provider's vendor."""
+    """Returns whether the provider may see credentials of the first provider's vendor."""
     vendor = _vendor_of(first)
     return _vendor_of(provider) == vendor or any(
         _vendor_of(groups[name][0]) == vendor for name in provider.accepts_callers_of

@@ -145,7 +145,7 @@ def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None
 
 
 def _digest_of(path: str) -> str | None:
-    """Returns the SHA-256 of a file's content; None: it cannot be read, which is told elsewhere."""
+    """Returns the SHA-256 of a file's content; None: it cannot be read, which is noted elsewhere."""
     try:
         return sha256(FilePath(path).read_bytes()).hexdigest()
     except (OSError, ValueError):
@@ -365,7 +365,7 @@ def _provider_notices(providers: Mapping[str, Provider]) -> Iterator[str]:
 
 
 def _fallback_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Iterator[str]:
-    """Tells which models a key reaches by falling back that it may not ask for."""
+    """Yields the notices of models that a key reaches by falling back that it may not ask for."""
     for key in keys:
         if key.allows is None or key.fallbacks == "allowed":
             continue
@@ -390,7 +390,7 @@ def _few(names: Collection[str]) -> str:
 
 
 def _unpriced_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Iterator[str]:
-    """Tells which models keys with a budget are refused, or use beside their budget, because they have no price."""
+    """Yields notices of models that keys with a budget are refused, or use beside their budget, because they have no price."""
     for key in keys:
         if key.budget_usd_per_day is None:
             continue
@@ -412,7 +412,7 @@ def _unpriced_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Itera
 
 
 def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
-    """Tells which targets of a plan see the caller's credential and which do not, so that neither is a surprise.
+    """Yields notices of a plan's targets that see the caller's credential and of those that do not, so that neither surprises.
 
     The emulator is left out: it shows the credential to nobody.
     """
@@ -430,7 +430,7 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
 
 
 def _realtime_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
-    """Tells what realtime sessions lack: of targets whose model is called so, as all with nothing else are."""
+    """Yields the notices of what realtime sessions lack: of targets whose model is called so, as all with nothing else are."""
     asking = [
         (name, target)
         for name, model in models.items()

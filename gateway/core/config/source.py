@@ -1,8 +1,8 @@
 """Documents that know the line of every value, how a problem is worded, and how one YAML file becomes a document.
 
-It must not know what the values mean. Only plain YAML is accepted: no tags, no duplicate keys, text keys only; aliases and
-merge keys work, but the nodes that they expand to are counted. Invariant: any file yields a document or a problem, never
-another exception.
+First problems and documents, then the reading. It must not know what the values mean. Only plain YAML is accepted: no tags,
+no duplicate keys, text keys only; aliases and merge keys work, but the nodes that they expand to are counted. Invariant:
+any file yields a document or a problem, never another exception.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from typing import Any, NamedTuple
 import yaml
 
 # --- problems ---
-#
-# A problem is one printable line, `file:line: path: message`. Invariant: a value that came from the environment is never
-# shown, only the expression that fetched it, because it may be a secret in the wrong place.
 
 
 Path = tuple[str | int, ...]
@@ -31,7 +28,11 @@ _SHOWN_CHARS = 60
 
 
 class Problem(NamedTuple):
-    """One problem; `line` is 0 when it concerns the file as a whole."""
+    """One problem, a printable line: `file:line: path: message`; `line` is 0 when it concerns the file as a whole.
+
+    Invariant: a value that came from the environment is never shown, only the expression that fetched it, because it may be
+    a secret in the wrong place.
+    """
 
     file: str
     line: int
@@ -318,7 +319,7 @@ class _Builder:
 
 
 def is_file(path: str) -> bool:
-    """Tells whether the path is an existing file."""
+    """Returns whether the path is an existing file."""
     try:
         return FilePath(path).is_file()
     except (OSError, ValueError):

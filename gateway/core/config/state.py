@@ -1,7 +1,7 @@
-"""Reads the `state` section: the store of state that outlives a call, and the address of a shared Redis.
+"""Reads the `state` section, and then the address of a shared Redis: the store of state that outlives a call.
 
-The section is one text (`memory`, `sqlite:///FILE`, the URL of a Redis) or, for a Redis, a mapping. No connection is made: a
-config is sound whether or not its Redis can be reached. Invariant: neither URL nor password is in any message.
+The section is one text (`memory`, `sqlite:///FILE`, the URL of a Redis) or, for a Redis, a mapping. No connection is made:
+a config is sound whether or not its Redis can be reached. Invariant: neither URL nor password is in any message.
 """
 
 from __future__ import annotations
@@ -137,9 +137,6 @@ def _shared(document: Document, here: Path, entry: RedisEntry) -> SharedState:
 
 
 # --- the address of a Redis as a URL: one server, the sentinels of a service, or nodes of a cluster ---
-#
-# It knows the grammar only, and looks up or connects nothing. Invariant: no message repeats any of the URL, which may hold a
-# password.
 
 SCHEMES: Final = tuple(f"{tls}{kind}://" for kind in ("", "+sentinel", "+cluster") for tls in ("redis", "rediss"))
 _PARTS = re.compile(r"(?P<scheme>[a-z+]+)://(?:(?P<login>[^/?#]*)@)?(?P<hosts>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)")
@@ -174,7 +171,10 @@ class RedisUrl(NamedTuple):
 
 
 def parse_redis_url(text: str) -> RedisUrl:
-    """Returns the parts of a URL. Raises ValueError, whose message does not repeat the URL."""
+    """Returns the parts of a URL. Raises ValueError, whose message does not repeat the URL.
+
+    It knows the grammar only, and looks up or connects nothing: the URL may hold a password.
+    """
     if not text.startswith(SCHEMES):
         raise ValueError(f"must begin with {', '.join(SCHEMES)}")
     match = _PARTS.fullmatch(text) if text.isascii() and text.isprintable() else None

@@ -500,7 +500,7 @@ class Breaker:
         return self._base + int(now * _MS)
 
     def forget(self, permit: int, _now: float) -> None:
-        """Takes back a permit whose call tells nothing about health: refused for a rate or itself, unsent, or left."""
+        """Takes back a permit whose call shows nothing about health: refused for a rate or itself, unsent, or left."""
         if permit >= self._base:
             self._out -= 1
             if isinstance(self.phase, HalfOpen):
@@ -663,13 +663,13 @@ class Breaker:
             circuit.open()
 
     def note(self, reason: str) -> None:
-        """Tells that it is in its state for another reason now."""
+        """Reports that it is in its state for another reason now."""
         self.reason, self.is_news = reason, False
         if self._on_change is not None:
             self._on_change(self.name, self.state, reason)
 
     def _became(self) -> None:
-        """Takes over the state of the phase and tells of the move; called once pybreaker has moved there."""
+        """Takes over the state of the phase and reports the move; called once pybreaker has moved there."""
         self.state = self.phase.state
         self._moves[STATES.index(self.state)] += 1
         if self._on_change is not None:

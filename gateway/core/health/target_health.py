@@ -178,7 +178,7 @@ class Account:
         """True while the provider does not take the credential."""
 
     def try_again(self, now: float) -> None:
-        """Closes for a call that has no other account; its answer tells whether the credential is taken now."""
+        """Closes for a call that has no other account; its answer shows whether the credential is taken now."""
         self.breaker.trust(TRIED_AGAIN, now)
         self.breaker.is_clear = False
 
@@ -364,7 +364,7 @@ class TargetHealth:
             self.account.breaker.forget(permit.account, now)
 
     def succeeded(self, permit: Permit, now: float, first_byte_s: float | None) -> None:
-        """Counts a call that was answered; `first_byte_s` is given if that time tells how quick the target is."""
+        """Counts a call that was answered; `first_byte_s` is given if that time shows how quick the target is."""
         self.breaker.succeeded(permit.own, now, first_byte_s)
         if permit.account is not None:
             if self.account.is_refused:

@@ -302,7 +302,7 @@ def probe_s(usual: UsualTimes, ejections: int, *, thinks: bool) -> float:
 
 
 def is_evidence(waited_s: float, usual: UsualTimes, *, thinks: bool, unserved_s: float = 0.0) -> bool:
-    """Returns whether a deadline that passed after `waited_s` without a sign of life tells that the target is not well.
+    """Returns whether a deadline that passed after `waited_s` without a sign of life shows that the target is not well.
 
     Where nothing is known, a short wait only tells something of a target that has served nobody for long: `unserved_s`.
     """
@@ -313,7 +313,7 @@ def is_evidence(waited_s: float, usual: UsualTimes, *, thinks: bool, unserved_s:
 
 
 def is_deserted(waited_s: float, usual: UsualTimes, *, thinks: bool) -> bool:
-    """Returns whether a client that left after `waited_s` of silence tells it: most leave for reasons of their own."""
+    """Returns whether a client that left after `waited_s` of silence shows it: most leave for reasons of their own."""
     if usual.late_s is not None:
         return waited_s >= max(usual.late_s * _DESERTED, _SHORTEST_SILENCE_S)
     return is_evidence(waited_s, usual, thinks=thinks)

@@ -132,7 +132,7 @@ class Cycle:
         return length
 
     def wake(self) -> None:
-        """Tell whoever waits for the body to look again."""
+        """Wake whoever waits for the body, to look again."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 

@@ -232,7 +232,7 @@ _FIELDS: dict[bytes, tuple[str, int]] = {
     b"x-ratelimit-tokens-query-cost": ("cost", 0),
     b"x-ratelimit-over-limit": ("over", 0),
 }
-"""By the header's name: of which dimension it tells what."""
+"""The part of a dimension that a header states, by the header's name."""
 _COMBINED = re.compile(rb"\b(r|remaining|t|reset)\s{0,2}=\s{0,2}(\d{1,15})\b")
 """A part of `RateLimit: "default";r=0;t=30` (draft -08 on), or of `limit=100, remaining=0, reset=30` (draft -07)."""
 _SERVED = frozenset((b"allowed", b"allowed_warning"))
@@ -257,7 +257,7 @@ _HOSTS = {
 
 
 class Reading(NamedTuple):
-    """One limit as a provider tells it: `limit` in `period_s` seconds, `remaining` of it, `reset_s` until it is whole.
+    """One limit as a provider states it: `limit` in `period_s` seconds, `remaining` of it, `reset_s` until it is whole.
 
     `remaining` is rounded down to a multiple of `grain`.
     """
@@ -276,12 +276,12 @@ READING_OF = {
     "input_tokens_per_min": "input_tokens",
     "output_tokens_per_min": "output_tokens",
 }
-"""By the name of a limit: the field of `Learned` that tells it."""
+"""The field of `Learned` that has a limit, by the limit's name."""
 
 
 @dataclass(slots=True)
 class Learned:
-    """All the limits that one answer tells; None: not a word about it."""
+    """All the limits that one answer states; None: not a word about it."""
 
     requests: Reading | None = None
     requests_per_day: Reading | None = None
@@ -324,7 +324,7 @@ def provider_of(base_url: str) -> str:
 
 
 def read_limit_headers(headers: RawHeaders, wall_now: float, provider: str = "") -> Learned | None:
-    """What an answer's headers (names in lower case) tell about limits; None when they tell nothing.
+    """Returns the limits that an answer's headers (names in lower case) state; None when they state none.
 
     `provider` is that of `provider_of`: Groq's requests are per day, Together's bare names per second.
     """

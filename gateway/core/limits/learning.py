@@ -137,7 +137,7 @@ _MOST_SPARE = 30.0
 _SLOW_LEAP_PERCENT = 300.0
 """The most by which a rate grows at once that nobody has measured, and at which less than one call is in flight."""
 _TIMED_PER_S = 1.0
-"""A provider that tells when to come back needs no rate below this: it is refused once for each pause."""
+"""A provider that says when to come back needs no rate below this: it is refused once for each pause."""
 _FAR = 2.0
 """The multiple of the measured rate that shows that the latter binds no more."""
 _ROOM = 0.95
@@ -462,7 +462,7 @@ class RateSearch:
             self._count_from(self._latest)
 
     def _measure_flight(self, sent_at: float, now: float) -> None:
-        """What is accepted of the flight behind a refusal tells the rate, once half of the flight is known."""
+        """Takes the rate from what is accepted of the flight behind a refusal, once half of the flight is known."""
         if sent_at >= self._cut_at:
             self._is_guess = False
             return

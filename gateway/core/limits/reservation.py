@@ -229,7 +229,7 @@ class Reservation:
         self.end(NOTHING, now)
 
     def judge(self, error_class: str | None, now: float, u: float) -> None:
-        """Tells the breakers how the attempt went, as far as that speaks of the target's health; once.
+        """Reports to the breakers how the attempt went, as far as that speaks of the target's health; once.
 
         `error_class` None: well. `u` is a uniform draw from [0, 1).
         """

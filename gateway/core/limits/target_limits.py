@@ -130,7 +130,7 @@ class RefusedCalls:
 
 
 class Refusals:
-    """Tells refusals of the target from those that only some calls get, by who is let in after them.
+    """Separates refusals of the target from those that only some calls get, by who is let in after them.
 
     `suspects` were refused, and nobody has been let in since. When a call that does not match them is let in, they are
     `apart`: from then on their refusals say nothing about other calls.
@@ -443,11 +443,11 @@ class GateNews(Protocol):
     """Who carries to other replicas what this one has learned of the gate `name`. Sync, and cheap."""
 
     def paused(self, name: str, left_s: float, now: float) -> None:
-        """Tells that nothing goes there for so long."""
+        """Reports that nothing goes there for so long."""
         ...
 
     def exhausted(self, name: str, left_s: float, now: float) -> None:
-        """Tells that its account is spent for so long."""
+        """Reports that its account is spent for so long."""
         ...
 
     def learned(self, name: str, learned: Learned, now: float) -> None:
@@ -455,7 +455,7 @@ class GateNews(Protocol):
         ...
 
     def burst(self, name: str, burst: float, now: float) -> None:
-        """Tells how many requests it takes at once, as refusals have shown."""
+        """Reports how many requests it takes at once, as refusals have shown."""
         ...
 
 
@@ -509,7 +509,7 @@ class Gate:
         self.cap: AdaptiveCap | None = None
         """The cap on calls in flight where the server queues without bound; None: nobody asked for that."""
         self.has_streams = False
-        """Streams tell the cap how quick the target is; answers in one piece, whose time grows with their length, do not."""
+        """The times of streams go into the cap; those of answers in one piece, which grow with their length, do not."""
         self.has_token_limit = False
         """Some limit counts tokens: calls have to be estimated."""
         self.answer_s = 0.0
@@ -557,7 +557,7 @@ class Gate:
         self.fast_path_open = is_normal and self.cap is None and self.limits.table.buckets is not None
 
     def review_rate(self, now: float) -> None:
-        """Begins or ends the search for a rate after what is known has changed: there is one only where nobody tells a rate."""
+        """Begins or ends the search for a rate after what is known has changed: there is one only where none is stated."""
         table = self.limits.table
         self.has_token_limit = table.has("tokens_per_min", "input_tokens_per_min", "output_tokens_per_min")
         is_known = self.has_token_limit or table.has("requests_per_min")
@@ -658,7 +658,7 @@ class Gate:
             self.review_found()
 
     def review_found(self) -> None:
-        """Tells of a rate that refusals have shown since the last look, or that binds no more."""
+        """Reports a rate that refusals have shown since the last look, or that binds no more."""
         search, found = self.discovery.search, self.found_per_s
         if found is None and search is not None:
             self.found_per_s = search.shown_per_s

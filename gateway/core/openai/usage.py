@@ -641,7 +641,7 @@ def merge_usage(known: dict[str, Any], news: dict[str, Any], *, is_estimated: bo
 
 
 def filled(reported: Usage | None, estimate: Usage) -> Usage:
-    """Returns a usage with each number that the provider does not tell taken from an estimate; it is marked then."""
+    """Returns a usage with each number that the provider does not report taken from an estimate; it is marked then."""
     if reported is None:
         return estimate
     if (reported.input or not estimate.input) and (reported.output or not estimate.output):

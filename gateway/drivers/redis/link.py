@@ -80,7 +80,7 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Tells whether the store is not known to be gone; of a cluster: at least one server is up."""
+        """Returns whether the store is not known to be gone; of a cluster: at least one server is up."""
         return self._store.is_up
 
     @property
@@ -192,7 +192,7 @@ class Link:
 
     @property
     def is_deaf(self) -> bool:
-        """Tells whether a subscription keeps failing although the store is up."""
+        """Returns whether a subscription keeps failing although the store is up."""
         return any(subscriber.is_deaf for subscriber in self._subscribers)
 
     async def _connect(self) -> Redis:
@@ -457,7 +457,7 @@ class Subscriber:
         joined: Callable[[], None],
         is_up: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_up` tells whether the store is up: while it is not, failures are expected and its health logs them."""
+        """`is_up` is true while the store is up: while it is not, failures are expected and its health logs them."""
         self._connect = connect
         self._channel = channel
         self._on_message = on_message

@@ -133,7 +133,7 @@ class PacedSocket(asyncio.BufferedProtocol):
         self.is_closed = False
 
     def is_usable(self) -> bool:
-        """Tell whether a request can be written; a broken transport knows before `connection_lost` says so."""
+        """Return whether a request can be written; a broken transport knows before `connection_lost` says so."""
         return not self.is_closed and not self.transport.is_closing()
 
     def abort(self) -> None:
@@ -407,7 +407,7 @@ class Http1Connection(PacedSocket):
             self.fail(error, is_stale=is_stale)
 
     def _take_late(self, data: bytes) -> bool:
-        """Take what TLS still held, and tell whether the answer wants more."""
+        """Take what TLS still held, and return whether the answer wants more."""
         self.data_received(data)
         return self._exchange is not None
 

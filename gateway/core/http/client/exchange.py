@@ -34,7 +34,7 @@ READ_BYTES_OF_TLS = 64 * 1024
 
 
 def take_rest(tls: ssl.SSLObject, take: Callable[[bytes], bool]) -> bool:
-    """Take what TLS still holds, and tell whether the provider's close_notify follows it; `take` says whether to go on.
+    """Take what TLS still holds, and return whether the provider's close_notify follows it; `take` says whether to go on.
 
     Without one anybody on the way can have cut the answer short (RFC 8446, 6.1). Neither loop has a callback for each of
     the two ends, and both forget what is decrypted when the connection closes behind a reader who pauses.
@@ -87,7 +87,7 @@ def split_head(received: bytes) -> tuple[bytes, list[tuple[bytes, bytes]], bytes
 
 
 def ends_with_connection(headers: RawHeaders) -> bool:
-    """Tell whether only the end of the connection ends the body (RFC 9112 section 6.3).
+    """Return whether only the end of the connection ends the body (RFC 9112 section 6.3).
 
     Raises `httpx.RemoteProtocolError` for any Transfer-Encoding but one plain `chunked`: with `xchunked`, `chunked,
     chunked` or `gzip, chunked` two readers may see two different ends.
@@ -568,11 +568,11 @@ class Uplink(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def gave_sign(self) -> None:
-        """The provider has taken what was written to it."""
+        """Notes that the provider has taken what was written to it."""
         ...
 
     def uploaded(self, error: BaseException | None) -> None:
-        """The body has been written, or cannot be."""
+        """Notes that the body has been written, or cannot be."""
         ...
 
 

@@ -20,7 +20,7 @@ from gateway.dialects.known import MOST_MODELS, ListedModels, first_page, read_p
 
 EVERY_S: Final = 3600.0
 AGAIN_S: Final = 60.0
-"""A list that did not come is asked for again after so long, then after twice as long, up to the hour."""
+"""Seconds after which a list that did not come is asked for again, then after twice as long, up to the hour."""
 WITHIN_S: Final = 30.0
 MOST_BYTES: Final = 8 * 1024 * 1024
 MOST_PAGES: Final = 10
@@ -34,7 +34,7 @@ class NoList(Exception):
 
 
 class ModelLists:
-    """Learns what providers tell of their models, one request at a time for each."""
+    """Learns what providers report of their models, one request at a time for each."""
 
     def __init__(self, connect: Callable[[Provider, str | None], Upstream], clock: Clock) -> None:
         """`connect` gives the way on which a provider's calls go, without a model."""

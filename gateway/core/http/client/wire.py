@@ -46,7 +46,7 @@ _TOKENS: Final = (b"sk-ant-oat", b"ya29.", b"ABSK", b"bedrock-api-key-")
 KEY_SCHEME: Final = b"x-api-key"
 """Before a caller's own key that came in the header of this name, and not as a bearer token."""
 TRACE_CONTEXT = frozenset((b"traceparent", b"tracestate", b"baggage"))
-"""Tells whose spans a call belongs to (W3C Trace Context, Baggage): of the caller's own house, and for it alone."""
+"""The headers with the spans of a call (W3C Trace Context, Baggage): of the caller's own house, and for it alone."""
 
 
 class HttpAnswer:
