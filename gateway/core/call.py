@@ -130,7 +130,7 @@ class Call:
     deadline_is_callers: bool
     method: str = "POST"
     path: str = ""
-    """Below the base URL; the endpoint's own, but for pass-through."""
+    """The path below the base URL; the endpoint's own, but for pass-through."""
     query: bytes = b""
     echo_request_id: bool = False
     """The client sent the id itself and expects it back."""

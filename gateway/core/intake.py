@@ -405,6 +405,8 @@ def _refuse(key: Key, name: str) -> None:
     )
 
 
+# --- the intake ---
+
 _USER_AGENT = b"user-agent"
 _OPTIONS_AND_CLIENT = request_fields.OPTIONS | {_USER_AGENT}
 log = logging.getLogger("gateway.intake")

@@ -530,6 +530,8 @@ def is_streamed(policy: PolicySnapshot, path: str, content_type: bytes) -> bool:
     return policy.objects is None or policy.objects.is_open or _UPLOADS.fullmatch(path) is not None
 
 
+# --- the body: which model, as a stream or not, how many tokens at most ---
+
 MAX_MODEL_CHARS = 256
 _MODEL_KEY = b'"model"'  # how else a field may be written takes an escape, and then is looked at more closely
 _BOUNDS = frozenset(("max_completion_tokens", "max_tokens", "max_output_tokens"))

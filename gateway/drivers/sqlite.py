@@ -129,6 +129,9 @@ Total = tuple[str, int, int]
 """The name of a table, or `table/group`; its rows; their bytes."""
 
 
+# --- the connection, which runs jobs in transactions ---
+
+
 class File:
     """Runs jobs; those that arrive together share one transaction, and so one fsync."""
 

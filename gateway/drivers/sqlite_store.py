@@ -229,6 +229,9 @@ FRONT_BYTES = 64 * 1024 * 1024
 """The cap on a group's answers in memory, which are otherwise a quarter of its bytes."""
 
 
+# --- the store ---
+
+
 class SqliteStore:
     """Implements `gateway.core.ports.Store` on a file, for one event loop; the constructor opens it and
     raises StoreUnusable."""

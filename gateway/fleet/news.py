@@ -337,6 +337,8 @@ class HandNews:
         return [line.gate.health.breaker for line in lines if not self._gates.names.is_callers(line.gate.name)]
 
 
+# --- news between the gates of this process and the fleet ---
+
 LIMIT_S = 3600.0
 """Seconds for which a learned limit is kept for replicas that start later; it is sent again after half of them."""
 LIMIT_GRAIN_S = 1.0

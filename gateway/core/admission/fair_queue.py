@@ -394,6 +394,9 @@ class TenantLine(Generic[TicketT]):
 _ENOUGH = 1 - 1e-9
 
 
+# --- all lanes at one gate ---
+
+
 class Next(NamedTuple, Generic[TicketT]):
     """Whose turn it is, and how much of each limit has to be left over: a percentage, and what others save up."""
 

@@ -291,8 +291,10 @@ class WakeUps(Generic[DueT]):
         self.arm()
 
 
+# --- the queue ---
+
 LONGEST_AGED_S = 1.0
-"""An aged call for whom nearly enough is left over may make others wait so long."""
+"""Seconds that an aged call for whom nearly enough is left over may make others wait."""
 MOST_LOOKED_AT = 1024
 """The youngest call of that many lines makes room for another; where there are more lines, of those made last."""
 log = logging.getLogger("gateway.queue")

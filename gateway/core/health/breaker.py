@@ -312,6 +312,8 @@ class PeerReports:
         return self.own_success_until is not None and now < self.own_success_until
 
 
+# --- the breaker ---
+
 LEAVE_S = 0.2
 """Seconds after which leave to probe is asked for again: an answer takes milliseconds, or is lost."""
 _MS = 1000

@@ -536,7 +536,7 @@ class Responsiveness:
         """The failures of each caller with a credential of his own, since anybody was served as far as `fail_caller` knows."""
         self._failed_after = 0  # so many answers
         self.failed_contents: dict[int, tuple[int, int]] = {}
-        """By content of calls that have failed and not been served since: the first such call, and the answers until then."""
+        """The failed calls that were not served since, by content: the first such call, and the answers until then."""
         self._answers = 0
         self._served_at = -inf
 

@@ -117,6 +117,8 @@ class FleetView:
         return is_outranked
 
 
+# --- the health of an account and of a target ---
+
 OnChange = Callable[[str, str, str], None]
 """A callback for each change of a breaker: its name, its new state, and why."""
 CLIENT_GONE = "client_gone"

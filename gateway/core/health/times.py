@@ -187,6 +187,8 @@ class Latency:
         return self._histogram.quantile(p)
 
 
+# --- the decisions: how long an attempt is waited for, and what a long wait says ---
+
 USUAL_TIMES_MIN_SAMPLES = 10
 """The fewest answers that show what is usual."""
 UNKNOWN_MEDIAN_S = 2.0

@@ -240,8 +240,10 @@ def _named(process: Path) -> str:
     return f"{program} (pid {process.name}, in {folder})"
 
 
+# --- the server ---
+
 KEPT_DESCRIPTORS = 32
-"""For stores, logs, listeners and the resolver of names."""
+"""The descriptors kept for stores, logs, listeners and the resolver of names."""
 
 
 def most_clients(limit: int) -> float:

@@ -74,7 +74,7 @@ class Calibration:
 
     @property
     def answers_seen(self) -> float:
-        """So many answers show how long they get; later ones weigh more."""
+        """The answers that show how long they get; later ones weigh more."""
         return self._outputs.weight
 
     def input_bound(self, estimated: int) -> float:
@@ -157,6 +157,8 @@ def charged_output(rule: ChargeRule, input_tokens: int, max_tokens: int | None, 
 
 
 Count = Callable[[str], float]
+
+# --- the estimate of a request's tokens ---
 
 _BYTES_PER_TOKEN = 4.0
 _WIDE_BYTES_PER_TOKEN = 3.0  # two-byte scripts: Cyrillic, Greek, Arabic, accented letters
@@ -359,4 +361,4 @@ def _body_tokens(body: bytes) -> int:
 
 
 ChargeRule = Literal["max", "sum", "input", "real"]
-"""What a provider charges for a call when it lets the call in: `charge` in `estimate.py` says what each means."""
+"""The rule of what a provider charges for a call when it lets the call in: `charge` in `estimate.py` says what each means."""

@@ -256,6 +256,9 @@ _HOSTS = {
 }
 
 
+# --- what the headers and words are read into ---
+
+
 class Reading(NamedTuple):
     """One limit as a provider states it: `limit` in `period_s` seconds, `remaining` of it, `reset_s` until it is whole.
 
@@ -289,9 +292,9 @@ class Learned:
     input_tokens: Reading | None = None
     output_tokens: Reading | None = None
     charged_tokens: float | None = None
-    """What the provider charged for this call at admission (Mistral)."""
+    """The tokens that the provider charged for this call at admission (Mistral)."""
     is_over: bool = False
-    """Served, but above the limit: slow down (Fireworks)."""
+    """The call was served, but above the limit: slow down (Fireworks)."""
 
     @property
     def is_used_up(self) -> bool:
@@ -311,7 +314,7 @@ class Learned:
 
 
 SUMMED_LIMITS = {b"x-ratelimit-limit-requests": "requests_per_min", b"x-ratelimit-limit-tokens": "tokens_per_min"}
-"""By the header by which OpenAI's clients know a limit: its name."""
+"""The limits by the header by which OpenAI's clients know them."""
 
 
 def provider_of(base_url: str) -> str:

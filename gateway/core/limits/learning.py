@@ -105,7 +105,7 @@ class Strays:
         self._evidence = _HEAD_START
 
     def found(self, strays: float, calls: float) -> None:
-        """So many of these calls were strays, as it has turned out."""
+        """Notes that so many of these calls were strays, as it has turned out."""
         self._found += strays
         self._calls += calls
 

@@ -89,9 +89,9 @@ class Shared(NamedTuple):
     rate_per_s: float
     capacity: float
     window_s: float
-    """0.0: it has none."""
+    """The seconds of its window; 0.0: it has none."""
     lag_s: float
-    """How late others may hear of a first call."""
+    """Seconds by which others may learn late of a first call."""
     fails_closed: bool
 
 

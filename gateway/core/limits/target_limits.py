@@ -43,7 +43,7 @@ REFUSED_WITHIN_S = 1.0
 RESUME_S = 1.0
 """Seconds for which the resume cap lasts."""
 LONGEST_TRUSTED_S = 2.0
-"""Where the last pause that a refusal asked for was true, the next one is kept by all for so long before anybody looks."""
+"""Seconds for which all keep a pause before anybody looks, where the last one that a refusal asked for was true."""
 MOST_CHECKS = 2
 """Calls unlike those refused that are refused as well, and then a pause holds for everybody."""
 _AT_ONCE_S = 0.2
@@ -396,20 +396,22 @@ class Pauses:
         self.sent_in_epoch = 0
 
 
+# --- the gate ---
+
 QUOTA_PROBE_S = 60.0
-"""A spent quota is not tried again before, whatever resets (of other limits) its headers tell."""
+"""Seconds before which a spent quota is not tried again, whatever resets (of other limits) its headers tell."""
 QUOTA_LONGEST_S = 1800.0
-"""A spent quota is tried again after so long, however far away its reset is: somebody may have added credit."""
+"""Seconds after which a spent quota is tried again, however far away its reset is: somebody may have added credit."""
 LONGEST_HOLD_S = 3600.0
-"""A rate limit that asks for more is no rate limit, but a spent quota."""
+"""The most seconds that a rate limit asks for: what asks for more is a spent quota."""
 ESTIMATE_TOLERANCE = 1.25
 """The factor by which a call's estimate may be above a limit, and the call still fit."""
 MARGIN = 3.75
 """The mean errors of estimates that are left over for calls in flight: three standard deviations (1.25 mean errors each)."""
 LET_GO_ABOVE = 5.0
-"""A rate that was found is shown as binding no more once so many times as much is accepted."""
+"""The multiple of a found rate that has to be accepted before the rate is shown as binding no more."""
 RESERVE_FADES_S = 300.0
-"""What lower lanes leave over for higher ones shrinks evenly to nothing while no call of a higher lane comes for so long."""
+"""Seconds without a call of a higher lane in which what lower lanes leave over for it shrinks evenly to nothing."""
 BURST = "requests_at_once"
 """The name under which replicas send each other how many go at once, where nobody else says."""
 

@@ -125,6 +125,9 @@ _MOST_NUMBER = 1 << 53
 """No event has a number that is as high."""
 
 
+# --- the transcript of one stream ---
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A reason to pass nothing more on: the call's outcome, and the error event that the client gets last, if any is due."""

@@ -200,7 +200,7 @@ INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_token
 _NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
 _TIER_NAMES = (b'"service_tier"', b'"serviceTier"', b'"speed"')
-"""How a tier is named: by OpenAI and others, by Gemini and Converse, and Anthropic's fast mode."""
+"""The names of the field of a tier: of OpenAI and others, of Gemini and Converse, and Anthropic's fast mode."""
 _SEARCHED = b'"tool_usage"'
 _TIER_WORD = re.compile(rb'\s*:\s*(?:\{\s*"type"\s*:\s*)?"([A-Za-z_]{1,32})"')
 """A tier behind its name, which in Converse is an object's."""
@@ -363,7 +363,7 @@ _CHAT_NAMES: Final = frozenset(_CHAT)
 _RESPONSES_NAMES: Final = frozenset(_RESPONSES)
 _NO_DETAILS: Final[dict[str, Any]] = {}
 _LISTED: Final = (("modality", "tokenCount"), ("ttl", "inputTokens"))
-"""How the entries of a list name their kind and their count: Gemini's, Converse's."""
+"""The fields by which the entries of a list name their kind and their count: Gemini's, Converse's."""
 _MOST_LISTED: Final = 64
 _WHOLEINPUTS: Final = ("prompt_tokens", "promptTokenCount")
 """Counts of an input that include what stands beside them."""

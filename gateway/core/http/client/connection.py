@@ -202,6 +202,8 @@ class PacedSocket(asyncio.BufferedProtocol):
             self._exchange.signs.last_activity_at = self._now()
 
 
+# --- the connection ---
+
 HIGH_WATER_BYTES = 4 * 1024
 """Unread body above this stops reading from the provider until the caller has drained it, and it is the connection's turn."""
 STALE_WITHIN_S = 1.0

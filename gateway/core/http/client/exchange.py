@@ -228,6 +228,8 @@ def _unsendable(reason: str) -> httpx.LocalProtocolError:
     return with_phase(httpx.LocalProtocolError(f"the request cannot be sent: {reason}"), Phase.NOTHING_SENT)
 
 
+# --- the exchange that the caller holds ---
+
 TAP_BYTES = 2048
 """A longer block is for the reader: the connection stops behind one that is above its high-water mark until it is read."""
 

@@ -58,6 +58,8 @@ def phase_of(error: BaseException, *, answered: bool = False) -> Phase:
     return Phase.NOTHING_SENT if isinstance(error, _NOTHING_SENT) else Phase.SENT
 
 
+# --- secrets, masked in answers ---
+
 MIN_BYTES = 8
 """Shorter texts are no secrets: to mask them would spoil answers that have nothing to do with them."""
 PROBE_BYTES = 8
@@ -65,9 +67,9 @@ PROBE_BYTES = 8
 STAND_INS = frozenset(["lm-studio", "no-key-required", "not-needed", "not-used", "placeholder", "sk-no-key-required"])
 """The keys that are sent to servers which want none, only the header: words, which answers may hold."""
 ESCAPE = rb"\u00"
-"""Begins a letter that JSON may have as it is: some write `-`, `+` or `'` so (.NET, Gson)."""
+"""The beginning of a letter that JSON may have as it is: some write `-`, `+` or `'` so (.NET, Gson)."""
 MOST_BACKSLASHES = 4
-"""Before an escape: text in JSON, in JSON, ..."""
+"""The most backslashes before an escape: text in JSON, in JSON, ..."""
 _IN_ESCAPES = rb"\u0123456789abcdefABCDEF"
 _VALUE = itemgetter(1)
 

@@ -268,7 +268,7 @@ class _ExchangeStream(httpx.AsyncByteStream):
 CANCEL = 0x8
 """RFC 9113, 7: the stream is no longer needed."""
 LOW_WINDOW_BYTES = 2**23
-"""Below it the connection's window is opened anew: what was dropped unread has used it up; it begins at twice this."""
+"""The bytes below which the connection's window is opened anew: what was dropped has used it up; it began at twice this."""
 
 
 def reset_stream(transport: httpx.AsyncHTTPTransport, extensions: Mapping[str, Any]) -> list[Coroutine[Any, Any, None]]:
