@@ -103,6 +103,7 @@ def _arrange_tier(tier: Sequence[T], choice: Choice, load_of: LoadOf[T], now: fl
             return tier
         case "weighted":
             # Exponential race (Efraimidis and Spirakis): the least of Exp(weight) is each with the share of its weight.
+            # A draw may be 0.0, which has no logarithm; 1.0 less the draw never is.
             return _ascending(tier, [-log(1.0 - draw()) / target.weight for target in tier], draw)
         case "least_loaded":
             return _ascending(tier, _loads(tier, load_of), draw)

@@ -212,6 +212,7 @@ def backoff_s(backoff: Backoff, failures: int, u: float) -> float:
 
     Full jitter: AWS Architecture Blog, "Exponential Backoff And Jitter".
     """
+    # Bounded, or the power of very many failures would overflow.
     most_s = min(backoff.max_s, backoff.base_s * backoff.factor ** min(failures - 1, 64))
     return most_s * u if backoff.has_jitter else most_s
 

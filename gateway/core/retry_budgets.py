@@ -61,6 +61,7 @@ class RetryTokens:
 
     def fill(self, now: float) -> None:
         """Gives back what time does: with nothing left, about one retry a second may go, so none waits for ever."""
+        # The first look only sets the clock: since -inf all would be given back.
         if self.spent and self._filled_at > -inf:
             self.spent = max(0.0, self.spent - (now - self._filled_at) * TOKENS_PER_S)
         self._filled_at = now
@@ -110,6 +111,7 @@ class Retry:
     def cancel(self) -> None:
         """Ends a retry that was never sent, and gives its tokens back."""
         if self._is_open:
+            # Before the end: once closed, no second call gives the tokens back again.
             self._bucket.refund(self.tokens)
         self.end()
 

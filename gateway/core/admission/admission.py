@@ -59,6 +59,7 @@ class Admission:
         self.sharing = None if leases is None else Sharing(clock, leases, self.queue, draw)
         self.gates = Gates(clock, self.queue, self.sharing)
         self.health = HealthPropagation(clock, meter, self.gates, self.queue, draw)
+        # Before the first `install`: each gate takes these two over when it is made.
         self.gates.on_change = self.health.changed
         self.gates.on_rate = self.health.rate_found
         self.gates.install(policy)
@@ -76,6 +77,7 @@ class Admission:
         self.queue.configure(policy.queue)
         self.gates.install(policy)
         self.keys.install(policy, self._clock.monotonic())
+        # Last: only by the new numbers does it show who may go now.
         self.queue.freed_all()
 
     def back_in_s(self, call: Call) -> float:
@@ -88,6 +90,7 @@ class Admission:
         out = {attempt.target for attempt in call.attempts if attempt.never_again}
         left = [one for one in call.model.plan if one.name not in out] or call.model.plan
         probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in left]) - now
+        # inf: all were put out of service by hand, and nobody knows for how long.
         probed_s = max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S
         back_after_s = min(BACK_AFTER_S * 2.0 ** min(call.sdk_retry, 10), LONGEST_BACK_AFTER_S)
         return max(probed_s + BACK_AFTER_S, back_after_s) + BACK_AFTER_S * (now * 1e4 % 1.0)
@@ -121,6 +124,7 @@ class Admission:
         if call.seq <= 0:  # its first attempt: later ones have passed the key
             if now >= call.deadline:
                 raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
+            # Below 0 it is the age of the call that this one repeats, whose place it keeps.
             call.seq = -call.seq or self.queue.next_seq()
             if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
                 return self._enter_with_key(call, targets, now)
@@ -293,6 +297,7 @@ class Waiting:
     def _options(self, call: Call, targets: Sequence[Target], keep_percent: float) -> list[Option]:
         """Returns the targets as the queue sees them: their lines, and what the call costs each."""
         estimate = estimate_of(call)  # even where no limit counts tokens: the shares of tenants do
+        # Its tokens are counted, and a call may wait for long: the memory is not needed meanwhile.
         call.parsed = None
         options = []
         for index, target in enumerate(targets):
@@ -337,6 +342,7 @@ class Waiting:
             model=call.model.name,
             size=len(call.body),
             deadline=until,
+            # A cancelled call has a future that is done, and `set_result` on that would raise.
             wake=lambda: None if turn.done() else turn.set_result(None),
         )
         is_back = bool(call.attempts)  # it was let in before: there is room for it
@@ -346,6 +352,7 @@ class Waiting:
                 "The gateway's queue is full; send less at a time, or raise max_calls and max_bytes in queue.yaml.",
                 retry_after_s=min(30.0, max(1.0, wait_s)),
             )
+        # Who has just found a target still failing goes behind the others: they find out next.
         held.has_tried = is_back and call.attempts[-1].is_trial
         is_back = is_back and not held.has_tried
         self._queue.hold(held, options, likely, is_back=is_back, fallback_options=fallback_options, widen_at=widen_at)

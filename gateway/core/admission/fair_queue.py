@@ -184,6 +184,7 @@ class LaneLine(Generic[TicketT]):
 
     def pop(self, ticket: TicketT) -> None:
         line = self._turns[0][3]
+        # Before the clock moves, from which it counts.
         due = self._due(line, ticket)
         advance = max(0.0, due - self._clock)
         self._clock += advance
@@ -207,6 +208,7 @@ class LaneLine(Generic[TicketT]):
                 continue
             if room is not None:
                 self._cut(room(head.keep_percent))
+                # One cut is enough: nobody takes anything between two rounds of this loop.
                 room = None
             if self._turn(line, head) <= due + _ROUNDING * (1 + abs(due)):
                 return head
@@ -273,6 +275,7 @@ class LaneLine(Generic[TicketT]):
         share = room / saved
         self._scale *= share
         self._base *= share
+        # A new generation voids all marks at once, without a visit to any line.
         if self._scale < _SMALLEST_SCALE:
             self._scale, self._base, self._marks = 1.0, 0.0, 0.0
             self._generation += 1
@@ -291,7 +294,9 @@ class LaneLine(Generic[TicketT]):
             return
         self._pushes += 1
         line.turn, line.next = self._pushes, head
+        # False sorts first: of equal turns those of calls that came back go first.
         heappush(self._turns, (self._turn(line, head), not line.back, self._pushes, line))
+        # Void turns are swept once they are the most, so the heap grows with the tenants alone.
         if len(self._turns) > 2 * len(self.tenants) + _FEWEST_DEAD:
             self._turns = [entry for entry in self._turns if entry[3].turn == entry[2]]
             heapify(self._turns)
@@ -303,6 +308,7 @@ class LaneLine(Generic[TicketT]):
         elif not line.live:
             self._marks -= line.mark if line.generation == self._generation else 0.0
             self._waiting -= 1
+            # No turn has this number, so `peek` drops what the line has left in the heap.
             line.turn = 0
             del self.tenants[line.tenant]
         elif line.next is ticket:
@@ -391,7 +397,7 @@ class TenantLine(Generic[TicketT]):
         self.dead = 0
 
 
-_ENOUGH = 1 - 1e-9
+_ENOUGH = 1 - 1e-9  # rounding: shares do not sum to one exactly
 
 
 # --- all lanes at one gate ---
@@ -438,6 +444,7 @@ class FairQueue(Generic[TicketT]):
 
     def is_free_for(self, rank: int) -> bool:
         """Returns whether nobody of this lane or a higher one waits, nor anyone aged: a newcomer would not pass anyone."""
+        # The bits of this lane and of all above it.
         return self._aged is None and not self.busy & ((2 << rank) - 1)
 
     def saves_for(self, ticket: TicketT) -> bool:
@@ -474,6 +481,7 @@ class FairQueue(Generic[TicketT]):
         if aged is None:
             self._saved_requests = self._saved_tokens = 0.0
         elif self._saved_requests >= _ENOUGH and (not counts_tokens or self._saved_tokens >= _ENOUGH * _tokens(aged)):
+            # The others have left enough over for it: it goes before the lanes above its own.
             return Next(aged)
         for lane in self._lanes:
             if lane is not None and lane.live:
@@ -584,10 +592,12 @@ class FairQueue(Generic[TicketT]):
         if not self._lane(rank).live:
             self.busy &= ~(1 << rank)
             if not self.busy:
+                # Else newcomers would go on standing behind an aged call that has left.
                 self._aged = None
 
     def _find_aged(self, now: float) -> TicketT | None:
         """Returns the oldest call that is next in its lane, which is below the first, and has waited too long."""
+        # With one bit set there is one lane only: no other lane keeps its calls from their turn.
         if not self._aged_share or not self.busy & (self.busy - 1):
             return None
         oldest: TicketT | None = None
@@ -653,6 +663,7 @@ class Occupancy:
         share[0] -= 1
         share[1] -= size
         if not share[0]:
+            # `may_hold` takes every tenant here for one who waits.
             del self._by_tenant[tenant]
         if self._over_share and not self._exceeds_share(tenant, 0):
             self._over_share.discard(tenant)

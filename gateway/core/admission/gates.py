@@ -342,6 +342,7 @@ class Gates:
             if len(names) < MOST_NAMED:
                 return
             gate = self.lines[name].gate
+            # Forgotten, a model in trouble would come back with a closed breaker.
             is_ill = known.payer is None and not gate.health.breaker.is_clear and len(names) < 2 * MOST_NAMED
             if is_ill or gate.used_at > known.looked_at or not self._forget(name):
                 names.keep(name, self._clock.monotonic())

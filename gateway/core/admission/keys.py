@@ -83,9 +83,11 @@ class KeyBudgets:
             if not tally.is_known:
                 await sharing.learn(tally, self._clock.monotonic() + LEARN_S)
         self._check(call, budget_usd, price)
+        # Before the wait for the store: the key's other calls must count this one meanwhile.
         self._take(call, price.most)
         if sharing is not None and not await self._is_agreed(sharing, call, budget_usd, price):
             self.spent(call, 0.0)
+            # Again, by what is known of the others now: this tells a budget that is spent from one that is only reserved.
             self._check(call, budget_usd, price)
             self._refuse(call, budget_usd, price, is_for_now=True)
 
@@ -133,6 +135,7 @@ class KeyBudgets:
             others_usd = self._flying_usd(name) - own_usd
             return _fits(call.key, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
         left_usd = budget_usd - (tally.read() - tally.untold)
+        # Nobody knows the others' part: the call fits this replica's own, or nothing else of the budget is known to be used.
         return tally.untold <= left_usd / sharing.replicas or tally.read() <= own_usd
 
     def allows(self, call: Call, usd: float) -> bool:
@@ -160,6 +163,7 @@ class KeyBudgets:
         if reserved is not None:
             if reserved.is_charged:
                 usd = max(usd, reserved.usd)
+            # A day that is over keeps what was reserved on it: the cost is today's.
             if reserved.day == self.today():
                 usd -= reserved.usd
             self._land(call.key.name, reserved)
@@ -360,6 +364,7 @@ class KeyLimits:
         sharing, ends_at = self._sharing, clock.monotonic() + FETCH_S
         while sharing is not None and clock.monotonic() < ends_at:
             is_fetched = await sharing.fetch(call.key.name, cost, ends_at)
+            # A reload may have taken the key's limits away during the wait.
             if call.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
                 return True
             if not is_fetched:
@@ -423,6 +428,7 @@ class RetryBudgets:
         if budgets.denies(targets[0], last) is not None:
             return False
         health = self._gates.line(targets[0], call).gate.health
+        # The breaker of a target in trouble bounds what goes there, and what was never sent has loaded nobody.
         if last.phase is not Phase.NOTHING_SENT and health.is_clear:
             call.retry = Retry(health.retries, health.tokens, token_cost(call.model.retries, last, targets[0]))
         return True

@@ -111,6 +111,7 @@ class HealthPropagation:
         """A caller with a credential of his own has failed: where several have, one after the other, it is the target."""
         breaker, failures = gate.health.target_breaker, gate.health.responsiveness.failed_callers
         at_least = breaker.rules.consecutive_failures
+        # First without the calls in flight, which cost a look at the lines of all callers.
         if len(failures) < 2 or not breaker.is_clear or not is_shared(failures.values(), at_least, 0):
             return
         in_flight = sum([line.gate.in_flight for line in self._gates.kin(gate.name)])
@@ -366,6 +367,7 @@ class AttemptOutcomes:
         gate = grant.gate
         if len(call.attempts) == 1 and not call.sdk_retry and not is_ours:
             gate.health.breaker.fresh_failed_at = now
+        # Before the grant ends, which gives the permits of an unjudged attempt back without news.
         self._judge(call, grant, OWN_WANT if is_ours else self._blamed(call, grant, error_class, now), now)
         if phase is Phase.NOTHING_SENT:
             grant.cancel(now)
@@ -473,6 +475,7 @@ class AttemptOutcomes:
         health = grant.gate.health
         if (
             why in UNHEALTHY
+            # Before `is_clear`: the question itself counts the failure.
             and health.responsiveness.is_contents_own(content_of(call.body), call.seq, now)
             and health.is_clear
         ):

@@ -263,6 +263,7 @@ class Planner:
             return 0.0
         gates = [self._gates.line(target, call).gate for target in targets]
         for gate in gates:
+            # First, as it may bring a probe into the time that the call has; the last digits of the time are the draw.
             gate.health.probe_for_waiting(now, now * 1e4 % 1.0)
         return patience_s if any(gate.health.probe_at(now) < now + patience_s for gate in gates) else 0.0
 

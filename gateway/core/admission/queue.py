@@ -278,6 +278,7 @@ class WakeUps(Generic[DueT]):
         self._timer = self._clock.call_at(self._timer_at, self._on_time)
 
     def _on_time(self) -> None:
+        # Cleared first: `arm` sets no timer for a moment that is no sooner than `_timer_at`.
         self._timer, self._timer_at = None, inf
         now = self._clock.monotonic()
         while self._heap and self._heap[0][0] <= now:
@@ -378,6 +379,7 @@ class DelayQueue:
         """Lets the call wait for `options`, from `widen_at` on for `fallback_options` too; `likely` is the likeliest of all."""
         now = self._clock.monotonic()
         self.occupancy.add(held.tenant, held.size, held.model, held.lane)
+        # A call that ends before it may use its fallbacks never stands in their lines.
         if fallback_options and widen_at < held.deadline:
             held.fallback_options = (widen_at, fallback_options)
             for option in fallback_options:
@@ -407,6 +409,7 @@ class DelayQueue:
         is_awaited = False
         for ticket in line.waiters.tickets():
             held = ticket.held
+            # First, for a fallback that is in service keeps the call from being sent away below.
             if not held.is_gone and held.fallback_options[1]:
                 self._widen(held, now)
             if not held.is_gone and all(other.option.line.gate.is_shut(held.lane, now) for other in held.tickets):
@@ -440,6 +443,7 @@ class DelayQueue:
         held.tickets.append(standing)
         waiters = option.line.waiters
         if is_likely:
+            # Before it joins: later it would be one of those ahead of itself.
             ahead = waiters.ahead(held.rank, held.tenant, standing.tokens)
             held.joined(option, 1 if is_back else 1 + round(ahead.requests))
         if is_back:
@@ -479,6 +483,7 @@ class DelayQueue:
                 wait_s = admit(gate, ticket.cost, now, *keeps, rank, ticket.traits)
                 grant = ticket.option.take(now) if wait_s == 0.0 else None
             except Exception:
+                # A defect ends this one call: to stop here would leave all behind it without a wake-up.
                 log.exception("the gate %s failed", gate.name)
                 self._end(ticket.held, Left.FAILED)
                 continue
@@ -552,6 +557,7 @@ class DelayQueue:
 
     def _end(self, held: Held, left: Left) -> None:
         held.left = left
+        # Before anybody is woken or served: a call that is out of all lines cannot be granted a second time.
         unblocked = self._remove(held)
         try:
             held.wake()
@@ -601,6 +607,7 @@ class DelayQueue:
     def _expire(self, held: Held, now: float) -> None:
         """Its deadline has come; what frees at that very moment still serves it."""
         for ticket in [*held.tickets]:
+            # A timer may come a little early: a chance at the same moment as the deadline counts.
             if ticket.option.line.wakes_at <= now + 1e-6:
                 self._serve(ticket.option.line, now)
         if not held.is_gone:

@@ -317,7 +317,7 @@ class PeerReports:
 LEAVE_S = 0.2
 """Seconds after which leave to probe is asked for again: an answer takes milliseconds, or is lost."""
 _MS = 1000
-_SENT_BITS = 44
+_SENT_BITS = 44  # milliseconds of 500 years; the generation is in the bits above them
 _SENT = (1 << _SENT_BITS) - 1
 _NOBODY = -1
 
@@ -602,6 +602,7 @@ class Breaker:
 
         Few calls do not make it ill by themselves, because what one of them tries again does not count.
         """
+        # As long as more calls are out than have failed, these may all be well.
         if isinstance(self.phase, Closed) and self._health.run > self._out:
             self.fall_ill("all tries of a call failed", now, 0.0, ErrorClass.OVERLOADED)
         return not isinstance(self.phase, Closed)
@@ -649,6 +650,7 @@ class Breaker:
 
     def _enter(self, phase: BreakerPhase, reason: str, *, is_news: bool = False) -> None:
         """Puts the phase in force, and moves the circuit after it: closed at first, and made anew for each ejection."""
+        # First: the listener of the circuit takes the state over from the phase.
         self.phase = phase
         self.is_clear = isinstance(phase, Closed) and phase.ramp is None
         self.reason, self.is_news = reason, is_news
@@ -679,6 +681,7 @@ class Breaker:
 
     def _open(self, phase: Open | ByHand, reason: str, now: float, *, is_news: bool = False) -> None:
         if self.is_clear:
+            # Only of full traffic: that of a slow start or of probes shows nothing of what is usual.
             self._usual_per_s = self._health.window.calls_per_s(now)
         if isinstance(self.phase, Closed | Stumbling):
             self.peers.failure_rate = None
@@ -724,6 +727,7 @@ class Breaker:
             self.open_until(until, reason, now)
             return
         ejections = self.ejections_at(now)
+        # 30 doublings are beyond any longest time; without a bound the power would overflow.
         open_s = min(rules.open_s * 2.0 ** min(ejections, 30), rules.max_open_s)
         self.ejections = ejections + 1
         self.open_until(now + open_s * (1 - rules.jitter_percent / 100 * u), reason, now, is_news=True)

@@ -302,6 +302,7 @@ class FailureDetector:
         window.present.calls += 1
         window.present.failures += 1
         calls, failures = window.failures()
+        # Without the run, which is in question and must not make itself usual.
         usual = self.baseline.usual_failures(calls - run, failures - run)
         if run >= max(rules.consecutive_failures, min(longest_run(usual), LONGEST_RUN), pending):
             self._learn_all(but=run)
@@ -589,6 +590,7 @@ class Responsiveness:
         So it is where an earlier call of the same content has failed, others have been served since, the last of them not long
         ago, and this content has not.
         """
+        # First: it brings up to date the count of answers that is compared below.
         unserved_s = self.unserved_s(now)
         first = self.failed_contents.get(content)
         if first is None:

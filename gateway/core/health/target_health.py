@@ -60,6 +60,7 @@ class FleetView:
             has_seen_none = isinstance(phase, Closed) and not breaker.outcomes_in_window(now)[1]
             probe_at = min(until, now + breaker.rules.open_s) if has_seen_none else until
             breaker.open_until(probe_at, f"told by another replica: {reason}", now)
+            # Behind the opening, which drops all that peers have reported.
             peers.failure_rate = rate
             peers.open_until = until if has_seen_none else None
         return False
@@ -93,6 +94,7 @@ class FleetView:
         elif isinstance(phase, HalfOpen) and breaker.ask_leave is not None:
             phase.has_leave = False
             if not breaker.probes_out:
+                # Opening drops what peers have reported, but this is no ejection: their report stays.
                 reported_until = breaker.peers.open_until
                 breaker.open_until(at, "another replica tries it", now)
                 breaker.peers.open_until = reported_until
@@ -369,6 +371,7 @@ class TargetHealth:
         """Counts a call that was answered; `first_byte_s` is given if that time shows how quick the target is."""
         self.breaker.succeeded(permit.own, now, first_byte_s)
         if permit.account is not None:
+            # An answer shows that the credential is taken again, whatever the probes have to show yet.
             if self.account.is_refused:
                 self.account.accept()
             self.account.breaker.succeeded(permit.account, now, None)

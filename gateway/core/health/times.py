@@ -19,7 +19,7 @@ from typing import NamedTuple
 _PER_OCTAVE = 4
 _ROUNDING = 1e-9
 """The tolerance in steps: a value on the edge of two belongs to the lower one, whatever its logarithm is rounded to."""
-_HEAVY = 1e150
+_HEAVY = 1e150  # far below the 1e308 at which a sum of weights would overflow
 _NO_WEIGHTS = array("d")
 
 

@@ -89,6 +89,7 @@ class Bucket:
             self.correct(level, now)
 
     def level_at(self, now: float) -> float:
+        # `_at` may lie ahead: a full bucket begins to refill only when the provider has had its first call (`take`).
         if now > self._at:
             level = self._level + (now - self._at) * self.rate_per_s
             if level >= self.capacity:
@@ -112,6 +113,7 @@ class Bucket:
         if cost > capacity:
             return inf
         need = cost + keep
+        # A full bucket gives whatever fits it: what is to be left over makes no call wait for ever.
         missing = (need if need < capacity else capacity) - self.level_at(now)
         if missing <= self._slack:
             return 0.0
@@ -343,7 +345,7 @@ class Slots:
         _check_capacity(capacity)
         self.capacity = capacity
         self._used = 0.0
-        self._at = inf
+        self._at = inf  # no time passes before the first use
         self._busy_s = 0.0
         self._hold_s = 0.0
         self._releases = 0
@@ -376,6 +378,7 @@ class Slots:
         self._pass(now)
         self._used = max(0.0, self._used - cost)
         # Slot-seconds per release are the mean time a slot is held (Little's law); nobody's start need be remembered.
+        # A plain mean at first; later each release weighs a twentieth, so old ones fade.
         self._releases = min(self._releases + 1, _FIRST_RELEASES)
         self._hold_s += (self._busy_s - self._hold_s) / self._releases
         self._busy_s = 0.0

@@ -90,6 +90,7 @@ class Calibration:
         if estimated <= 0 or real_input <= 0:
             return
         self.count += 1
+        # A plain mean at first; from the twentieth call on the last 14 have half of the weight.
         share = max(1 / self.count, 0.05)
         expected = estimated * self.ratio
         error = abs(real_input - expected) / max(real_input, expected, _FEW_TOKENS)
@@ -153,6 +154,7 @@ def charged_output(rule: ChargeRule, input_tokens: int, max_tokens: int | None, 
     if rule == "input":
         return 0
     output_tokens = expected_output if max_tokens is None or rule == "real" else max_tokens
+    # A joint limit adds the input, so for `max` only what the output has beyond it may be left here.
     return max(0, output_tokens - input_tokens) if rule == "max" else output_tokens
 
 

@@ -59,6 +59,7 @@ def parse_reset(value: bytes | str, wall_now: float) -> float | None:
     number = plain_number(text)
     if number is None:
         return None
+    # As an epoch 1e12 ms is 2001 and 1.6e9 s is 2020: anything smaller is a number of seconds to wait.
     if number > 1e12:
         return until_s(number / 1000, wall_now)
     return until_s(number, wall_now) if number > 1.6e9 else sane_s(number)
@@ -108,8 +109,9 @@ def _http_date(text: bytes, wall_now: float) -> float | None:
         return epoch_s(int(year), _MONTHS.get(month, 0), int(day), *map(int, clock))
     if (found := _RFC850_DATE.fullmatch(text)) is not None:
         day, month, year, *clock = found.groups()
-        this_year = 1970 + int(wall_now // 31_556_952)
+        this_year = 1970 + int(wall_now // 31_556_952)  # seconds of a mean year
         century = this_year - this_year % 100
+        # RFC 9110, 5.6.7: what seems to be more than 50 years ahead is in the past.
         full_year = century + int(year) - (100 if century + int(year) > this_year + 50 else 0)
         return epoch_s(full_year, _MONTHS.get(month, 0), int(day), *map(int, clock))
     if (found := _ASCTIME_DATE.fullmatch(text)) is not None:
@@ -133,6 +135,7 @@ def rfc3339(text: bytes) -> float | None:
 
 def epoch_s(year: int, month: int, day: int, hour: int, minute: int, second: int) -> float | None:
     """Epoch seconds of a date and time in UTC; None where there is no such one."""
+    # Second 60 is a leap second.
     if not (year >= 1970 and 1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second <= 60):
         return None
     return float(timegm((year, month, day, hour, minute, second)))
@@ -503,6 +506,7 @@ def _delay_in_body(body: bytes, wall_now: float) -> float | None:
 def _words_s(body: bytes, start: int) -> float | None:
     """The duration that stands at `start`: `1h2m3.5s`, `84ms`, `6 seconds`, `5 minutes 10 seconds`."""
     total_s = None
+    # There are five units; a body that goes on longer is not followed.
     for _ in range(5):
         piece = _PIECE.match(body, start)
         if piece is None:

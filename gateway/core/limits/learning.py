@@ -334,6 +334,7 @@ class RateSearch:
     def give_back(self, now: float) -> None:
         """It was never sent."""
         self.left(now)
+        # With a window it may have gone by that, and then it put nobody off.
         if not self._window:
             self._next_at -= self._gap_s
 
@@ -362,6 +363,7 @@ class RateSearch:
             self._widen()
         elif self._is_guess:
             self._measure_flight(sent_at, now)
+        # Read anew: the measurement above may have put growth off.
         if now - grown_at >= _STEP_S and now >= self._grown_at:
             self._grown_at = now
             if self._wanted_at >= grown_at and sent_at >= self._cut_at:
@@ -374,6 +376,7 @@ class RateSearch:
         """
         self.left(now)
         if sent_at < self._cut_at:
+            # It went before the last cut, which has answered for its whole flight.
             self._behind += sent_at > self._since
             return True
         self._spare = max(0.0, self._spare - 1)
@@ -490,6 +493,7 @@ class RateSearch:
     def _grow(self, elapsed_s: float, latency_s: float) -> None:
         policy, rate = self._policy, self.rate_per_s
         goal = policy.settle * self._measured
+        # Below what was measured there is nothing to find out: no need to grow step by step.
         if rate < goal < inf:
             self._set(goal)
             return
@@ -840,6 +844,7 @@ class UnwrittenBurst:
         if self.is_known or self.burst >= self.most or now < self._try_at:
             return 0.0
         if not self._is_tried:
+            # What goes now has to be let in first: only then does more tell anything.
             self._expect(now, let_in + in_flight)
             return 0.0
         if let_in < self._due and now - self._tried_at < UNREFUSED_S:

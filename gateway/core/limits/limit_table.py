@@ -181,6 +181,7 @@ class LimitTable:
         """
         if style is not None and style != self.style:
             self.style = style
+            # A bucket cannot become a window; calls at a time are counted the same in any style.
             self._keep([one for one in self.known if one.name == "concurrency"])
         wanted = {
             "requests_per_min": limits.requests_per_min,
@@ -316,6 +317,7 @@ class LimitTable:
         window_s = self._window_s(name)
         if window_s is not None:
             capacity = rate_per_s * window_s
+            # Without the hair, rounding would take a whole request from a window that holds exactly so many.
             return rate_per_s, max(1.0, floor(capacity + 1e-9)) if name == "requests_per_min" else capacity
         if reading is not None and reading.period_s < MINUTE_S:
             is_of_tokens = PART_OF[name] != REQUESTS
@@ -366,7 +368,7 @@ def _next_free_s(limit: Limit, now: float) -> float | None:
 # --- a set of limits, taken and given back together ---
 
 
-_BEFORE_NEVER = 1e300
+_BEFORE_NEVER = 1e300  # a slot, of which nobody knows: longer than any wait with a time, shorter than never
 MOST_PROMISED_S = 60.0
 """Seconds for which room is promised to refused calls: not all of them come back."""
 
@@ -616,6 +618,7 @@ def forget_stale(limits: LimitSet, now: float) -> bool:
         return False
     table.forget([one for one in stale if one.configured is None])
     for one in stale:
+        # Else every call that waits would find it stale again.
         one.reported_at = inf
         if one.configured is not None:
             table.put(one.name, one.configured, now, configured=one.configured)
@@ -653,6 +656,7 @@ def burst_refused(limits: LimitSet, now: float, *, is_first: bool, in_flight: fl
     burst = limits.table.burst
     if burst is None:
         return False
+    # By the burst that the call met: the refusal lowers it in the next line.
     is_explained = burst.burst <= _FAR_FEWER * in_flight
     if not burst.refused(now, is_first=is_first):
         return False

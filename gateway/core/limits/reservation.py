@@ -166,6 +166,7 @@ class Reservation:
         gate = self.gate
         discovery, health = gate.discovery, gate.health
         discovery.let_in += 1
+        # A call from before the last refusal shows nothing of the time since.
         if self.epoch == gate.pauses.epoch:
             gate.pauses.refusals_in_a_row = 0
         if self.mark is not None:
@@ -266,6 +267,7 @@ class Reservation:
         gate.in_flight -= 1
         if self.retry is not None:
             self.retry.end()
+        # With nothing in flight the sum is 0: what rounding has left of it goes.
         gate.squares = max(0.0, gate.squares - tokens * tokens) if gate.in_flight else 0.0
         if self.epoch == gate.pauses.epoch:
             gate.pauses.sent_in_epoch -= 1
@@ -353,6 +355,7 @@ def _enter_slowly(
     counted = estimate if gate.has_token_limit and estimate > 0 else 0
     cost = gate.cost_of(counted, max_tokens, answers=answers)
     grant = reserve(gate, cost, now, keep_percent, estimate=estimate, max_tokens=max_tokens, rank=rank)
+    # Afterwards: this call may have ended a pause, and the next one can take the short way.
     gate.review(now)
     return grant
 
@@ -566,6 +569,7 @@ def refused(
     delay_s, is_for_tokens = diagnosis.delay_s, diagnosis.error_class == ErrorClass.RATE_LIMIT_TOKENS
     learned = read_limit_headers(headers, wall_now, gate.counting.kind) if gate.counting.learns else None
     gate.learn(learned, grant.at, grant.mark, now)
+    # Before `_slow_down`, which begins a new epoch.
     is_first = grant.epoch == gate.pauses.epoch and not gate.pauses.refusals_in_a_row
     is_apart = traits is not None and gate.pauses.refusals is not None and gate.pauses.refusals.is_apart(traits)
     is_look = traits is not None and gate.pauses.is_in_doubt(grant.epoch, now)

@@ -191,6 +191,7 @@ class Refusals:
         if suspects is None or not is_after:
             return False
         self.suspects = None
+        # One of their own kind is let in: nothing sets them apart from others.
         if suspects.matches(one):
             return False
         self.set_apart(suspects)
@@ -266,6 +267,7 @@ class Pauses:
 
     def pause_until(self, until: float, now: float) -> None:
         """Leaves the target alone until then; an end that is no finite number, or before the present one, moves nothing."""
+        # A pause that only gets longer is the same pause.
         if self.until <= now < until:
             self.count += 1
         if self.until < until < inf:
@@ -276,6 +278,7 @@ class Pauses:
         """Leaves the target alone until then because its account is spent; then one call goes first."""
         self.quota_until = until
         self._begin_epoch()
+        # From two in a row on the gate probes: one call goes, the others wait for its answer.
         self.refusals_in_a_row = max(self.refusals_in_a_row, 2)
 
     def end(self) -> None:
@@ -796,6 +799,7 @@ class IdleGates:
     def keep(self, name: str, kept: IdleGateState) -> None:
         """The gate of this name goes."""
         key = self._key(name)
+        # The order is that of age: an entry that is put in anew becomes the youngest, and drops nobody else.
         self._kept.pop(key, None)
         if len(self._kept) >= self._most:
             self._kept.popitem(last=False)
