@@ -515,6 +515,7 @@ class CallLog:
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Write what is left, waiting no longer than `timeout_s` for a stuck reader."""
+        # A full queue has a stuck reader, who would not get to the end mark either.
         if self._thread.is_alive() and not self._batches.full():
             self._batches.put_nowait(None)
             self._thread.join(timeout_s)
@@ -552,6 +553,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         "key": call.key.name,
         "tenant": call.tenant,
         "endpoint": call.endpoint.name,
+        # A caller may send names and paths of any length.
         "model": call.model_name[:100] or call.path[:200],
         "stream": call.stream,
         "lane": call.lane,

@@ -93,6 +93,7 @@ class HalfClosed:
             return True
         is_over = has_left(self._transport)
         if is_over:
+            # `close` would wait until the bytes have gone out that nobody takes.
             self._transport.abort()
         return is_over
 
@@ -102,6 +103,7 @@ def has_left(transport: asyncio.Transport) -> bool:
     if sys.platform != "linux":
         return True
     try:
+        # The first byte of the kernel's `tcp_info` is the state.
         state = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     except (OSError, ValueError):  # no TCP; or closed by now
         return True
@@ -204,6 +206,7 @@ class GatewayProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as offer:
             offered_at = offer.args[0]
         except httptools.HttpParserError as stopped:
+            # The end of a last body stops its parser, too (`_BodyReader`), and is no fault.
             if not self._reading_stopped:
                 self._refuse(self._why_stopped(stopped))
             return
@@ -264,6 +267,7 @@ class GatewayProtocol(HttpToolsProtocol):
             cycle = Cycle(self, endpoint, headers, index, version, keep_alive)
             if b"expect" in index:
                 cycle.waiting_for_100_continue = _expects(headers)
+        # The cycle holds the list of the head by now; only a chunked body can have trailers.
         if self._coding is not None:
             self.headers = writing.Trailers()  # type: ignore[assignment]  # all that the parser's callbacks do is append
         previous, self.cycle = self.cycle, cycle
@@ -339,6 +343,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._dropped_bytes = 0
         elif cycle.waiter is not None:
             cycle.wake()
+        # The body may have been long enough to pause it; while a request waits for its turn, this does nothing.
         if self.flow.read_paused:
             self.flow.resume_reading()
 
@@ -376,9 +381,11 @@ class GatewayProtocol(HttpToolsProtocol):
         cycle.keep_alive = False
         lines = writing.body_framing(cycle.headers)
         if not lines:
+            # Whatever follows a request without a body may be of the other protocol.
             self._reading_stopped = True
             return
         self.parser = httptools.HttpRequestParser(_BodyReader(self))
+        # The request line is made up: the second parser only needs to know where the body ends.
         self.data_received(b"".join((b"POST / HTTP/1.1\r\n", *lines, b"\r\n", rest)), is_piece=True)
 
     def end_of_last_body(self) -> None:
@@ -416,21 +423,23 @@ class GatewayProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and self._is_reading_body():
             if self.pipeline:
-                cycle.is_refused = True
+                cycle.is_refused = True  # case 2
                 return
             if cycle.response_started:
-                self.transport.close()
+                self.transport.close()  # case 3
                 return
+            # Case 4: whoever serves the request stops, because its answer is the error.
             cycle.leave()
             if self.on_gone is not None:
                 self.on_gone()
         elif cycle is not None and not cycle.response_complete:
             cycle.keep_alive = False
-            return
+            return  # case 1
         request_id = new_request_id()
         self._on_refused(request_id, "", error.status, error.code)
         self.transport.write(refusal_bytes(error, request_id))
         self.flow.resume_reading()
+        # The keep-alive clock bounds the time that the peer has to see it.
         self.idle_since = self.loop.time()
         self.transport.write_eof()
 
@@ -480,6 +489,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._half_closed is not None:
             return True
         if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
+            # None closes the connection: without a whole request, or during its answer, the client has left.
             return None
         takes_interim = cycle.http_version == "1.1"
         if not takes_interim and self.loop.time() - self._request_complete_at > RIGHT_BEHIND_S:
@@ -496,6 +506,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 cycle.wake()
             else:
                 cycle.leave()
+        # Whoever waits in `drain` goes on, and finds that the client has left.
         self.flow.resume_writing()
         if exc is None:
             self.transport.close()
@@ -519,6 +530,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.parser = self.scope = None  # type: ignore[assignment]  # nobody asks for them any more
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
+        # The new protocol does not know whether reading was paused here.
         self.flow.resume_reading()
 
     def sweep(self, now: float, head_timeout_s: float, keep_alive_s: float, write_timeout_s: float) -> None:
@@ -602,6 +614,7 @@ class HandedOver:
 def give_way(connections: set[Any], most: int) -> int:
     """Close up to `most` connections that no request is on, those first that have waited longest; returns how many."""
     now = asyncio.get_running_loop().time()
+    # Connections have no order among themselves: of equal times the `id` decides.
     waiting = [
         (since, id(each), each) for each in connections if (since := each.without_request_since(now)) is not None
     ]
@@ -616,5 +629,6 @@ def sweep_connections(
 ) -> None:
     """Close the connections of a uvicorn server whose clients keep them waiting, with a head, a request or reading."""
     now = asyncio.get_running_loop().time()
+    # A copy, for one that was handed over takes itself out.
     for connection in list(connections):
         connection.sweep(now, head_timeout_s, keep_alive_s, write_timeout_s)

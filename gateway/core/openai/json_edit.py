@@ -132,7 +132,9 @@ def _key_depths(body: bytes, key: re.Pattern[bytes]) -> list[int]:
     """
     bare = key.sub(_KEY_MARK, body).replace(rb"\\", b"").replace(rb"\"", b"").translate(_BRACES, _NO_STRUCTURE)
     brackets = b"".join(bare.replace(b'""', b"").split(b'"')[::2])
+    # Nothing behind the last key changes the depth of one.
     pieces = brackets.split(_KEY_MARK)[:-1]
+    # Most pieces are alike, so each kind is counted once.
     rises = {piece: piece.count(b"{") - piece.count(b"}") for piece in set(pieces)}
     return list(accumulate(map(rises.__getitem__, pieces)))
 
@@ -166,6 +168,7 @@ def insert_field(body: bytes, name: str, value: bytes) -> bytes:
 
 def remove_fields(body: bytes, fields: Sequence[Field]) -> bytes:
     """Returns the body without these top-level fields, which stand in it in this order."""
+    # From the last one on, so that the places of those before it stay right.
     for field in reversed(fields):
         behind = _COMMA.match(body, field.end)
         if behind is not None:
@@ -188,6 +191,7 @@ def with_include_usage(body: bytes, stream_options: object) -> bytes:
         edit = replace_field if "include_usage" in stream_options else insert_field
         options = edit(body[field.start : field.end], "include_usage", b"true")
         return body[: field.start] + options + body[field.end :]
+    # It may be there as null, in any spelling; another one would make it repeated.
     if (b"stream_options" in body or b"\\u00" in body) and find_fields(body, "stream_options"):
         return replace_field(body, "stream_options", b'{"include_usage":true}')
     return insert_field(body, "stream_options", b'{"include_usage":true}')
@@ -280,6 +284,7 @@ def piece_at(body: bytes, at: int, size: int) -> bytes:
         return piece
     backslashes = len(piece) - len(piece.rstrip(b"\\"))
     if backslashes % 2 and at + size < len(body):
+        # The last backslash belongs to the character behind this piece.
         piece = piece[:-1]
     return without_escapes(piece)
 
@@ -355,6 +360,7 @@ class Container:
             if min(heights[1:]) <= self._above:
                 closing = heights.index(self._above, 1)
                 end = self._bracket(piece, closing)
+                # Behind the bracket another value begins, which must not be checked or counted as a part of this one.
                 bare, in_string = self._bare(piece[:end])
                 del heights[closing + 1 :]
             if max(heights) > MAX_DEPTH:
@@ -364,6 +370,7 @@ class Container:
         if b'""' in self._last + tight or tight.translate(None, _OUTSIDE):
             raise MalformedJson("what stands between its strings is no JSON")
         self._tally.count(tight, self._last)
+        # A piece may lie within a string or in white space: then the character before it still counts.
         self._last = tight[-1:] or self._last
         self._in_string = in_string
         return end
@@ -485,6 +492,7 @@ def read_contents(body: bytes) -> Generator[None, None, Contents]:
         except UnicodeDecodeError:
             raise MalformedJson("it is not valid UTF-8") from None
         if not may_show_images:
+            # A word may lie across two pieces.
             seen = body[start - _WORD_BYTES : start] + piece if start else piece
             may_show_images = (b"image" in seen or b"screenshot" in seen or b"document" in seen) and _PICTURES.search(
                 seen
@@ -563,6 +571,7 @@ class _OutlineReader:
             yield
         if end == at:
             raise MalformedJson(f"a value is missing at byte {at}")
+        # Parsed for the refusal alone: the pattern also matches what is no number and no literal.
         if end - at <= MAX_VALUE_BYTES:
             _parsed(self.body, Field(at, at, end))
         return end

@@ -72,6 +72,7 @@ class LoopTurns:
             self._is_counting = True
             self._began = self._now()
             asyncio.get_running_loop().call_soon(self._turn)
+        # Whoever waits already comes first, however much room there is.
         if self._left > 0 and not self._waiting:
             self._left -= 1
             reader.read_on()
@@ -87,10 +88,12 @@ class LoopTurns:
             return
         self._most = max(1, self._most // 2) if now - self._began > LONG_TURN_S else min(MOST_PIECES, self._most + 1)
         self._began, self._left = now, self._most
+        # Before anybody reads on: an error in one reader must not end the turns of all.
         asyncio.get_running_loop().call_soon(self._turn)
         while waiting and self._left > 0:
             self._left -= 1
             reader = next(iter(waiting))
+            # Before it reads: one that asks again gets a new place, at the end.
             del waiting[reader]
             reader.read_on()
 
@@ -170,6 +173,7 @@ class PacedSocket(asyncio.BufferedProtocol):
         elif self._is_writing_paused:
             seconds = timeouts.write_s
         else:
+            # Until all is sent, the next piece has to come from the caller's source, which has no clock here.
             seconds = timeouts.first_byte_s if self._is_sent else inf
         self.deadline = self._now() + seconds
 
@@ -254,6 +258,7 @@ class Http1Connection(PacedSocket):
     def start(self, outgoing: EncodedRequest, timeouts: WireTimeouts, signs: Progress | None = None) -> Exchange:
         """Write the request and return its exchange. The connection must be open and unused."""
         now, body = self._now(), outgoing.body
+        # Only a kept connection can have been dead before, and a body that comes as a stream is gone once it was sent.
         can_replay = self.was_used and body is not None
         exchange = self._exchange = Exchange(self, timeouts, now + STALE_WITHIN_S if can_replay else -inf, signs)
         self.was_used = True
@@ -290,6 +295,7 @@ class Http1Connection(PacedSocket):
         exchange = self._exchange
         if exchange is None:
             return
+        # First: closing the socket leads to `connection_lost`, which must not end this exchange again.
         self._exchange = None
         self._stop_upload()
         if isinstance(error, httpx.TransportError) and not hasattr(error, "phase"):
@@ -311,6 +317,7 @@ class Http1Connection(PacedSocket):
     def buffer_updated(self, nbytes: int, data: bytes | None = None) -> None:
         """Take so many bytes from the pool's buffer; `data` are those that came elsewhere."""
         if data is None:
+            # A copy: the next read of any connection of the pool goes into the same buffer.
             data = bytes(self._read_buffer[:nbytes])
         exchange, reader = self._exchange, self._reader
         if exchange is None:
@@ -335,6 +342,7 @@ class Http1Connection(PacedSocket):
             arrived.clear()
             reader.unfruitful_bytes, size = 0, len(block)
             exchange.bring(block)  # also where something is wrong behind it
+        # Before the refusal: an answer that has ended is whole, whatever is wrong behind it; that costs the connection.
         if reader.is_complete:
             self._finish(exchange)
         elif refusal is not None:
@@ -375,6 +383,7 @@ class Http1Connection(PacedSocket):
         self._exchange = None
         if self._upload is not None:
             self._stop_upload()
+        # What is left of this request would be written in front of the next one.
         if self._reader.is_clean and self._is_sent and not self.transport.get_write_buffer_size():
             if self.is_reading_paused:
                 self.is_reading_paused = False
@@ -388,8 +397,10 @@ class Http1Connection(PacedSocket):
         """The provider closed, or the socket broke."""
         is_announced = True
         if self._tls is not None and self._exchange is not None:
+            # The rest may complete the answer, and the pool must not get back a connection that has ended.
             self._reader.is_clean = False
             is_announced = take_rest(self._tls, self._take_late)
+        # Only now: the rest of TLS may have ended the exchange.
         exchange = self._exchange
         if exchange is None:
             self._close_unused()

@@ -180,6 +180,7 @@ def encode(request: httpx.Request) -> EncodedRequest:
     head = _encode_head(request, headers, names)
     if body is None:
         return EncodedRequest(head, None, cast(httpx.AsyncByteStream, stream), length, request.method != "HEAD")
+    # The caller has declared it chunked, so its bytes become one chunk.
     if length is None:
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
     return EncodedRequest(head, body, None, length, request.method != "HEAD")
@@ -205,6 +206,7 @@ def _frame_request(headers: list[tuple[bytes, bytes]], names: list[bytes], body:
     if body is None:
         headers.append((b"Transfer-Encoding", b"chunked"))
         return None
+    # With neither header a request has no body (RFC 9112, 6.3).
     if body:
         headers.append((b"Content-Length", b"%d" % len(body)))
     return len(body)
@@ -527,6 +529,7 @@ class ResponseReader:
         ):
             raise httpx.RemoteProtocolError(f"the answer's head exceeds {MAX_HEAD_BYTES} bytes")
         if status < 200:
+            # The next head may have begun in the same read.
             self.head_parts = [rest]
             return
         self.head_parts = []
@@ -536,6 +539,7 @@ class ResponseReader:
         if version == b"HTTP/1.0":
             self.is_clean = False
         exchange.version, exchange.reason, exchange.headers = version, reason, headers
+        # Last, behind all that may raise: a status means that the whole head was acceptable.
         exchange.status = status
         if not self._expects_body:
             # The parser has no way to know that this length has no body, so this connection ends here.
@@ -610,6 +614,7 @@ class Upload:
             if length is None and outgoing.stream is not None:
                 piece = b"%x\r\n%b\r\n" % (len(piece), piece)
             elif length is not None and written > length:
+                # The provider would take the surplus for the beginning of another request.
                 raise httpx.LocalProtocolError(f"the request's body is longer than the {length} bytes it declared")
             link.write(piece)
             if not link.takes_more:

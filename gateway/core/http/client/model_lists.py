@@ -78,6 +78,7 @@ class ModelLists:
         except faults as error:
             count = self._failures[provider] = self._failures.get(provider, 0) + 1
             self._due_at[provider] = self._clock.monotonic() + min(AGAIN_S * 2.0 ** (count - 1), EVERY_S)
+            # One line for a row of failures: a provider without a list fails each time.
             if count == 1:
                 why = getattr(error, "detail", "") or str(error) or type(error).__name__
                 log.warning(

@@ -176,6 +176,7 @@ class OriginPool:
             return await self._open(timeouts)
         connection = await self._wait_for_slot(timeouts)
         if connection is None:
+            # A slot has been passed on without a connection; it stays counted as taken.
             return await self._open(timeouts)
         if not connection.is_usable():  # died between being handed over and being taken
             return await self.replace(connection, timeouts)
@@ -276,6 +277,7 @@ class OriginPool:
             return
         turn = self._next_turn() if self._waiting else None
         if turn is not None:
+            # The sweep must not expire it before its new owner takes it.
             connection.deadline = inf
             turn.set_result(connection)
             return
@@ -313,8 +315,10 @@ class OriginPool:
     def sweep(self) -> None:
         """Act on every deadline that has passed."""
         now = self._now()
+        # A list, for an expired connection leaves the set.
         for connection in [member for member in self.connections if now >= member.deadline]:
             connection.expire()
+        # Not a copy: a cancelled attempt leaves the table in a later turn of the loop.
         for attempt, deadline in self._connecting.items():
             if now >= deadline:
                 attempt.cancel()
@@ -329,12 +333,14 @@ class OriginPool:
     def close(self) -> None:
         """Close every connection and refuse every waiting request."""
         self._is_closed = True
+        # Before connections are closed, because each of them would pass its slot on to one of these.
         for turn in list(self._waiting):
             self._give_up(turn, httpx.ConnectError(f"{self._origin}: the transport is closed"))
         for attempt in self._connecting:
             attempt.cancel()
         for connection in list(self.connections):
             connection.fail(httpx.ReadError("the transport was closed"))
+            # An idle connection has no exchange that could fail.
             connection.discard()
 
 

@@ -98,6 +98,7 @@ class Secrets:
         self._escaped = re.compile(b"|".join(map(_with_escapes, self._texts)))
         probes = self._needles if len(needles) < 3 else sorted({needle[:PROBE_BYTES] for needle in needles})
         self.probes = [*probes, ESCAPE] if needles else []
+        # A beginning never holds the last letter in its place: with that one the secret is whole.
         letters = {letter for needle in needles for letter in needle[:-1]}
         self.ends = frozenset(bytes((letter,)) for letter in letters | {*_IN_ESCAPES}) if needles else frozenset()
 
@@ -141,6 +142,7 @@ class Secrets:
             at = block.find(needle)
             while at >= 0:
                 masked[at : at + len(needle)] = b"*" * len(needle)
+                # From the next byte on, for a secret may overlap with itself.
                 at = block.find(needle, at + 1)
         if ESCAPE in block:
             for found in self._escaped.finditer(block):
@@ -211,6 +213,7 @@ class MaskedChunks:
             rest = self._seam.end()
             if not rest:
                 raise
+            # What was kept goes first; the next step raises the end.
             self._error = end
             return rest
 

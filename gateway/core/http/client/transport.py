@@ -149,6 +149,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
                 if not exchange.is_stale:
                     break
                 connection = await pool.replace(connection, timeouts)  # a new connection cannot be stale
+            # With a status the answer has begun: its error comes while the body is read.
             if exchange.error is not None and not exchange.status:
                 raise exchange.take_error()
         except ERRORS as error:
@@ -368,6 +369,7 @@ class HttpxTransport(httpx.AsyncBaseTransport):
                 raise _as_httpx_error(exc, Phase.SENT) from exc
             raise
         except BaseException:
+            # A cancelled call leaves a stream, too, that nobody waits for.
             self._reset_abandoned()
             raise
         response.stream = _Body(self, request, response)
@@ -587,6 +589,7 @@ class Pools:
     async def close_retired(self, calls: Set[object]) -> None:
         """Close retired transports that none of `calls`, those being served now, can use; called about once a second."""
         for transport in [one for one, users in list(self._retired.items()) if users.isdisjoint(calls)]:
+            # Before the wait: the next look must not close it again.
             del self._retired[transport]
             await transport.aclose()
 

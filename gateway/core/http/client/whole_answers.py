@@ -113,6 +113,6 @@ async def read_whole(answer: Answer, most_bytes: int = MOST_ERROR_BYTES) -> byte
     async for chunk in answer.chunks:
         body += chunk
         if len(body) > most_bytes:
-            break
+            break  # `aclose` gives up the rest
     await answer.aclose()
     return bytes(body)

@@ -171,6 +171,7 @@ class Wire:
         length, stream = len(body), None
         if not length and isinstance(body, StreamedBody):
             length, stream = body.length, _Pieces(body)
+        # A request without a body announces that, unless its method means none (RFC 9110, 8.6).
         if length or outgoing.method != "GET":
             lines.append(b"content-length: %d\r\n" % length)
         head = b"%b%b\r\n" % (address.head, b"".join(lines))
