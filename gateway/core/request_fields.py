@@ -436,6 +436,7 @@ def is_relayed(policy: PolicySnapshot, path: str) -> bool:
 
 
 def _plain(segment: str) -> str:
+    # A segment may be encoded more than once, and somebody on its way may decode it as often.
     for _ in range(_MOST_DECODINGS):
         segment = unquote(segment)
     return segment
@@ -763,6 +764,7 @@ class LargeBodies:
                     contents = await _in_steps(read_contents(body))
                     peeked = read_fields(outline.fields, is_model_optional=is_optional)
                     large = large_of(body, outline, contents)
+                    # The bound counts the answers that the outline shows; a list of prompts, which was not read, brings more.
                     if peeked.max_tokens is not None:
                         peeked.max_tokens = peeked.max_tokens // count_answers(outline.fields) * large.answers
                 if "model" in outline.repeated:

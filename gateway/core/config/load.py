@@ -329,6 +329,7 @@ class Reloader:
 
     def reload(self) -> ReloadReport:
         """Compiles the files and puts the result in force, unless it is bad or the same as before."""
+        # A config that cannot be read names no folder: then the one before is still watched.
         self._policies = locate_policies(self._path, self._environ) or self._policies
         self._loaded = self._stamp()  # taken first, so that a change during the read is noticed afterwards
         try:

@@ -488,6 +488,7 @@ def _why_none(endpoint: str, model: str, routes: Mapping[str, Route], parts: Con
     matching = [name for name in routes if name == model or fnmatchcase(model, name)]
     if not matching:
         return None
+    # As for a call: the exact name goes first, then the longest pattern.
     route = routes[model if model in matching else max(matching, key=len)]
     whys = [parts.why_never(endpoint, place) for place in route.places]
     return whys[0] if whys and all(whys) and not route.entry.fallbacks else None
@@ -578,10 +579,11 @@ def _follow(
     while ahead:
         here = ahead.pop()
         if here in seen:
-            continue
+            continue  # two models may name the same one, or each other
         seen.add(here)
         for target in targets[here]:
             plan.setdefault(target.name, target)
+        # The last one in the list is followed first.
         ahead.extend(reversed(getattr(routes[here].entry, field)))
     return tuple(plan.values())
 

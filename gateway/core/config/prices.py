@@ -211,6 +211,7 @@ def price_finder(provider: Provider, wall: Callable[[], float]) -> Callable[[str
         return _Remembered(book.find(name))
 
     def find(name: str) -> Rates | None:
+        # A caller may send any name, and each that is looked up is remembered.
         if len(name) > MAX_NAME_CHARS:
             return None
         found = look_up(name)
@@ -272,6 +273,7 @@ def _import_without_client() -> None:
     try:
         import_module("genai_prices")
     finally:
+        # Whoever imports the real client later gets it.
         del sys.modules[_CLIENT]
 
 
@@ -358,6 +360,7 @@ def _load_all(names: list[str], load: Callable[[str], Any], wait_s: float) -> tu
     thread = Thread(target=work, name="load-tokenizers", daemon=True)
     thread.start()
     thread.join(wait_s)
+    # A copy, because an abandoned thread may still add to it.
     counts = dict(loaded)
     return counts, [
         f"the tokenizer {name} could not be loaded ({reasons.get(name, f'not there after {wait_s:g} s')}): "

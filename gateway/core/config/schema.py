@@ -469,6 +469,7 @@ def check(kind: type[EntryT], document: Document, path: Path) -> EntryT | None:
         return None
     good = {name: value for name, value in data.items() if name not in bad and value is not None}
     try:
+        # A stand-in takes the place of a bad field that must not be missing.
         return kind.model_validate({**kind.stand_ins, **good})
     except ValidationError:
         return None
@@ -496,6 +497,7 @@ def check_part(kind: type[EntryT], document: Document | None, path: Path) -> Ent
 
 
 def _report(kind: type[Entry], document: Document, path: Path, detail: ErrorDetails) -> None:
+    # pydantic puts `[key]` behind the name of a mapping's bad key; the file has no such step.
     here = (*path, *(step for step in detail["loc"] if step != "[key]"))
     if detail["type"] == "extra_forbidden":
         if len(detail["loc"]) > 1 and here[-1] in _fields(kind):
@@ -529,6 +531,7 @@ def _in_words(detail: ErrorDetails, shown: str) -> str:
         known = (
             f"; did you mean {quoted(suggestion)}?" if suggestion in choices else did_you_mean(detail["input"], choices)
         )
+        # A suggestion would give away a value that came from the environment.
         known = "" if shown.startswith("the value") else known
         return f"{shown} is not one of {', '.join(choices)}{known if 'did you' in known else ''}"
     if kind in _WANTED:

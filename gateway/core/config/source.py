@@ -200,6 +200,7 @@ def _read_text(path: FilePath) -> str:
         if not stat.S_ISREG(mode):
             raise _Unusable("is not a regular file")  # a pipe would block the start
         with path.open("rb") as file:
+            # One byte more shows that a file is too large, without reading all of it.
             raw = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise _Unusable("there is no such file") from None
@@ -208,6 +209,7 @@ def _read_text(path: FilePath) -> str:
     if len(raw) > MAX_FILE_BYTES:
         raise _Unusable(f"is larger than {MAX_FILE_BYTES} bytes")
     try:
+        # Some editors begin a file with a byte order mark, which is no part of its text.
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _Unusable("is not valid UTF-8", raw.count(b"\n", 0, error.start) + 1) from None

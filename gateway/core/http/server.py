@@ -90,7 +90,7 @@ class Acceptor:
             try:
                 connection, _address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
-                return
+                return  # nobody waits any more
             except ConnectionError:
                 continue  # it left while it waited
             except OSError as exc:
@@ -296,6 +296,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Accept connections from now on."""
+        # First, so that no answer goes out without its date.
         self.tick()
         self._acceptor = Acceptor(self._socket, self._protocol, self._wait_s)
 
@@ -321,12 +322,14 @@ class HttpServer:
 
     def tick(self) -> None:
         """Renew the date header and close connections whose client keeps them waiting; called about once a second."""
+        # The header names whole seconds, so it need not be made for each answer.
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         sweep_connections(self._state.connections, HEAD_TIMEOUT_S, KEEP_ALIVE_S, WRITE_TIMEOUT_S)
 
     async def stop(self, patience_s: float = 1.0) -> None:
         """Close the listener and every connection; requests still running get `patience_s` to notice."""
         self.stop_accepting()
+        # Whoever is being let in becomes a connection first, and is closed below.
         if self._arriving:
             await asyncio.wait(self._arriving)
         for connection in list(self._state.connections):

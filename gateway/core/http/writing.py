@@ -126,6 +126,7 @@ class Cycle:
         length = self.rest.tell()
         if self.waiter is None:
             return length
+        # Reading goes on, because whoever waits has set a bound.
         if length <= self._limit:
             return 0
         self.wake()
@@ -153,6 +154,7 @@ class Cycle:
         while self.more_body and not self.disconnected and (length := self._length()) <= limit:
             count(length - counted)
             counted = length
+            # Up to so many bytes, `add` wakes nobody.
             self._limit = min(limit, length + STEP_BYTES)
             self.flow.resume_reading()
             self.waiter = self.connection.loop.create_future()
@@ -445,6 +447,7 @@ def write_whole(cycle: AnyCycle, status: int, headers: list[tuple[bytes, bytes]]
     end = b"\r\n\r\n" if cycle.keep_alive else b"\r\nconnection: close\r\n\r\n"
     cycle.transport.write(STATUS_LINE[status] + lines + end + (body if cycle.method != "HEAD" else b""))
     cycle.response_complete = True
+    # Before the next line, which starts no waiting request on a transport that is closing.
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.connection.on_response_complete()
@@ -524,6 +527,7 @@ async def end_stream(cycle: AnyCycle, last: bytes = b"") -> None:
     elif cycle.expected_content_length > 0:
         raise RuntimeError("the answer is shorter than its content-length")
     cycle.response_complete = True
+    # Before the next line, as in `write_whole`.
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.connection.on_response_complete()

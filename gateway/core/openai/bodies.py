@@ -89,6 +89,7 @@ class BodyEdits:
                 dropped.append(name)
         for name, value in self.set:
             if _may_have(body, name) and (fields := find_fields(body, name)):
+                # Of a repeated field one place stays, so that nobody can read another value.
                 body = replace_field(remove_fields(body, fields[:-1]), name, value)
             else:
                 body = insert_field(body, name, value)
@@ -246,7 +247,7 @@ def parts_in_steps(body: bytes, boundary: bytes) -> Generator[Part | None, None,
             yield None
         line_end = at + len(delimiter)
         if body[line_end : line_end + 2] == b"--":
-            return
+            return  # the closing boundary
         if body[line_end : line_end + 2] != b"\r\n":
             raise MultipartError("a boundary does not end its line")
         part_end = yield from _find(body, line, line_end)
@@ -256,6 +257,7 @@ def parts_in_steps(body: bytes, boundary: bytes) -> Generator[Part | None, None,
         if head_end < 0:
             raise MultipartError("the head of a part does not end")
         disposition = _DISPOSITION.search(body, line_end, head_end)
+        # The line end of the head may be that of the boundary, too: then the value is empty.
         yield _name_in(disposition[1]) if disposition is not None else "", head_end + 4, max(head_end + 4, part_end)
         at = part_end + 2
     raise MultipartError(f"more than {MAX_PARTS} parts")
@@ -293,6 +295,7 @@ def digest_in_steps(body: bytes, boundary: bytes) -> Generator[None, None, bytes
 def _find(body: bytes, what: bytes, start: int) -> Generator[None, None, int]:
     """Does the same as `bytes.find`, a piece of the body at a time."""
     while start < len(body):
+        # Beyond the piece, so that what lies across two of them is found.
         found = body.find(what, start, start + _SEARCHED_BYTES + len(what) - 1)
         if found >= 0:
             return found

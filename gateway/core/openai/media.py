@@ -149,6 +149,7 @@ def _seconds_of(form: bytes, start: int) -> float | None:
     if head.startswith(b"RIFF") and head.endswith(b"WAVE"):
         units, per_s = _wav(form, start + 12)
     elif head.startswith(b"fLaC"):
+        # 20 bits are the rate, 8 the channels and the size of a sample, 36 the number of samples.
         length = _big(form, start + 18, 8)
         units, per_s = length & (1 << 36) - 1, length >> 44
     elif head.startswith(b"OggS"):
@@ -177,6 +178,7 @@ def _wav(form: bytes, at: int) -> tuple[int, int]:
             per_s = _little(form, at + 12, 4) * _little(form, at + 20, 2)
         if name == b"data":  # a recorder that did not know the size has written the largest
             return min(size, len(form) - at - 8), per_s
+        # A chunk begins at an even offset.
         at += 8 + size + size % 2
     return 0, 0
 
@@ -185,15 +187,18 @@ def _mp4(form: bytes, at: int) -> tuple[int, int]:
     """Returns the duration, and its units in a second."""
     for _ in range(_MOST_BOXES):
         size, name = _big(form, at, 4), form[at + 4 : at + 8]
+        # The size stands behind the name then, in eight bytes (ISO 14496-12, 4.2).
         if size == 1:
             size = _big(form, at + 8, 8)
         if name == b"moov":
             box = form.find(b"mvhd", at, at + 256)
             if box < 0:
                 return 0, 0
+            # The second version of this box has times of eight bytes.
             if form[box + 4 : box + 5] == b"\x01":
                 return _big(form, box + 28, 8), _big(form, box + 24, 4)
             return _big(form, box + 20, 4), _big(form, box + 16, 4)
+        # No way forward: a size of 0 means the last box, and any other of these is shorter than its own head.
         if size < 8:
             return 0, 0
         at += size
@@ -209,6 +214,7 @@ def _mp3(form: bytes, at: int) -> tuple[int, int]:
         at += 10 + size
     frame = _big(form, at, 4)
     version, layer, bitrate, hertz = frame >> 19 & 3, frame >> 17 & 3, frame >> 12 & 15, frame >> 10 & 3
+    # No frame of layer III: a sync word is missing, or a reserved number stands there.
     if frame >> 21 != 0x7FF or version == 1 or layer != 1 or hertz == 3:
         return 0, 0
     is_mpeg1 = version == 3
@@ -445,6 +451,7 @@ def _pixels_of(head: bytes) -> int:
         return (_little(head, 26, 2) & 0x3FFF) * (_little(head, 28, 2) & 0x3FFF)
     at = 2 if head.startswith(b"\xff\xd8") else len(head)
     while at + 9 <= len(head) and head[at] == 0xFF:
+        # The heads of frames; the three numbers left out of the range mean tables and an extension.
         if 0xC0 <= head[at + 1] <= 0xCF and head[at + 1] not in (0xC4, 0xC8, 0xCC):
             return _big(head, at + 5, 2) * _big(head, at + 7, 2)
         at += 2 + max(2, _big(head, at + 2, 2))

@@ -271,7 +271,7 @@ class Transcript:
                 continue
             kept.append(self._read(event))
             if self.failure is not None:
-                break
+                break  # nothing is passed on behind a failure
         passed = b"".join(kept)
         return passed.replace(NULL_USAGE, b"") if self._strips else passed
 
@@ -310,6 +310,7 @@ class Transcript:
         data = sse.event_data(event).strip()
         if data == sse.DONE:
             return self._end(event)
+        # Behind the last event only `[DONE]` may follow.
         if self.is_over:
             return b""
         error = sse.error_in(event)
@@ -317,6 +318,7 @@ class Transcript:
             return sse.event_without_data(event, dict(self._headers))
         parsed = sse.json_object(data)
         if parsed is not None:
+            # Before an error ends the stream, because its event may report a usage, too.
             self._note(parsed)
         if error is not None:
             return self._fail(event, parsed, error)
@@ -335,6 +337,7 @@ class Transcript:
         return event if is_first else b""
 
     def _be_over(self) -> None:
+        # No event is plain from now on: each is read, and dropped.
         self.is_over, self.is_plain = True, plain_events_of("other")
 
     def _take(self, event: bytes, parsed: dict[str, Any]) -> bytes:

@@ -137,6 +137,7 @@ def _shows_images(messages: object) -> bool:
 def _parts(messages: list[Any]) -> Iterator[object]:
     """Yields messages and the parts of their content; in responses a part may stand among the messages, and in Messages those
     of a tool's result are one step deeper."""
+    # The newest first, because only so many parts are looked at.
     for message in reversed(messages):
         yield message
         for name in ("content", "output"):  # of a message; of a tool's answer in responses
@@ -450,6 +451,7 @@ def read_usage(fields: dict[str, Any]) -> Usage | None:
     usual = _CHAT if keys <= _CHAT_NAMES else _RESPONSES if keys <= _RESPONSES_NAMES else None
     if usual is not None:
         came, went, total, of_input, of_output = map(fields.get, usual)
+        # `came | went` is below a power of two only where both are, and negative where either is.
         if type(came) is int and type(went) is int and came + went == total and 0 < came | went < MOST_TOKENS:
             if not of_input and not of_output:
                 return Usage(came, went)
