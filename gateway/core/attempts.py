@@ -129,6 +129,7 @@ class Attempts:
                 target = entered if isinstance(entered, Target) else await entered
             except CircuitOpen:
                 if last is None:
+                    # There is no earlier failure that would tell the client more.
                     raise
                 target = None  # what the attempt before has ended with tells the client more: decide by that
             except GatewayError as refusal:
@@ -155,6 +156,7 @@ class Attempts:
             except UpstreamFailed as failure:
                 self._learn_failure(call, target, failure)
                 drop_frames(failure)
+                # That a target's language lacks words must not hide what another target answered.
                 if not isinstance(failure, NotExpressible):
                     last = failure
             except BaseException:  # cancelled, or a defect: the attempt elsewhere must not outlive the call
@@ -164,6 +166,7 @@ class Attempts:
             else:
                 if opened.diagnosis is None:
                     move = call.other_attempt
+                    # In the copy that has moved, `other_attempt` is its own move, which must not stop itself.
                     if move is not None and move.call is not call:
                         self._moves.cancel(call)
                     if opened.relay is None and move is None and call.objects is None:
@@ -183,6 +186,7 @@ class Attempts:
                 if trials is not None:
                     trials.pop(id(call), None)
             if call.other_attempt is not None and call.other_attempt.call is not call:
+                # First this: the next step depends on the attempts that it adds to the ledger.
                 moved = await self._moves.outcome(call)
                 if moved is not None:
                     return moved
@@ -201,6 +205,7 @@ class Attempts:
             usable = [*plan.own, *plan.others, *plan.context]
             if not any(target in usable for target in step.targets):
                 return None  # they have been left alone meanwhile, and others are in service; or there are none
+            # Other calls may have spent the budget during the wait.
             if not admission.retries.book(call, step.targets, admission.retries.of(call)):
                 return None
             # Should it have to wait there, it goes where it has not been.
@@ -220,6 +225,7 @@ class Attempts:
     def _learn_failure(self, call: Call, target: Target, failure: UpstreamFailed) -> None:
         """There was no usable answer."""
         if isinstance(failure, NotExpressible):
+            # No attempt stands in the ledger for it: the last one there is another target's.
             self._admission.outcomes.not_expressible(call, failure.phase)
             call.not_expressible = {**(call.not_expressible or {}), target.name: failure.refusal()}
             return
@@ -268,6 +274,7 @@ class Attempts:
             return Try(self._admission.planner.own_targets(call, now))  # what could not be said to one was not tried
         step = self._step(call, now)
         if isinstance(step, GiveUp) and step.reason == "attempts" and self._is_held(call, now):
+            # A trial does not count against the call's attempts, so the same decision now finds room.
             call.attempts[-1].is_trial = True
             step = self._step(call, now)
         if isinstance(step, GiveUp) and step.reason in DENIALS:
@@ -349,6 +356,7 @@ class Attempts:
         )
         if call.endpoint.request == "any":
             error.should_retry = None  # nothing was tried again here: that is for the client to decide
+        # The provider's word against another try holds for SDKs, too.
         elif isinstance(last, FirstAnswer) and should_retry_of(last.headers) is False:
             error.should_retry = False
         elif error_class in PASSING and step.reason not in DENIALS:
@@ -367,12 +375,14 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
         return False
     gate = call.grant.gate
     answers = gate.health.responsiveness.answers
+    # Calls in flight were sent before this failure: their answers say nothing of what came after it.
     attempt.served_by_then = answers + gate.in_flight
     if not call.grant.is_trial or error_class not in PASSING:
         return False
     rule = call.model.retries.by_class.get(error_class)
     if call.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
         return False  # whoever forbids a second try forbids it here, too
+    # A 500 or 409 may come of the call's own content; these two hardly do.
     most = inf if error_class in (ErrorClass.CONNECTION, ErrorClass.OVERLOADED) else MOST_TRIALS
     is_never_reached = (
         error_class == ErrorClass.CONNECTION and not answers
@@ -413,6 +423,7 @@ def _credential_refused(call: Call, last: FirstAnswer, attempt: Attempt) -> Firs
         attempt.detail = message[:MOST_WORDS]
     error = ProviderCredentialRefused(last.target.provider)
     headers = [header for header in last.headers if header[0] not in _OF_THE_REFUSAL]
+    # A retry would bring the same refused credential.
     kept = [*headers, (b"content-type", JSON_TYPE), (b"x-should-retry", b"false")]
     return replace(last, status=error.status, headers=kept, body=error_body(error, call.endpoint, call.id))
 

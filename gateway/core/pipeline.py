@@ -212,6 +212,7 @@ class Pipeline:
                 return Reply(CLIENT_GONE_STATUS, [])
             return await self.replays.single_flight.join(call, ended) or reply
         except asyncio.CancelledError as stopped:
+            # Settling ends the attempt, and only an attempt in flight gets a price here: first this, then that.
             unfinished = self._admission.costs.price_unfinished(call, self._clock.monotonic())
             self._accounts.settle_stopped(call, stopped, *unfinished)
             raise
@@ -261,12 +262,14 @@ class Pipeline:
                 return instead
             self._accounts.settle(call, opened.status, error_class, target=opened.target)
         shared = self._shared(call, opened)
+        # On pass-through a client reads the provider's own advice, as it came.
         if error_class is not None and call.endpoint.request != "any":
             is_passing = (error_class in PASSING or should_retry_of(opened.headers)) and call.denied is None
             back_in_s = self._admission.back_in_s(call) if is_passing else None
             shared = with_retry_advice(shared, back_in_s)
             if call.endpoint.sse == "generate":
                 body = with_googles_advice(body, shared)
+        # The headers tell the cost, which the attempt has only since the account was settled.
         return Reply(opened.status, shared + answer_headers(call, self._clock.monotonic()), body, shared=shared)
 
     def _stream_reply(self, call: Call, opened: FirstAnswer, relay: SseRelay | RawRelay | OverlongStream) -> Reply:
@@ -295,12 +298,14 @@ class Pipeline:
 
         async def close() -> None:
             await chunks.aclose()
+            # A generator that never ran has not closed its relay.
             await relay.aclose()
             if not call.settled:  # closed before the first chunk was asked for: the generator never ran
                 on_end(CLIENT_GONE, *relay.account())
 
         shared = self._shared(call, opened)
         if isinstance(relay, RawRelay):
+            # A raw body passes unchanged, so its announced length holds.
             shared += (header for header in opened.headers if header[0] == b"content-length")
             if call.endpoint.request == "any" and self._deferred.awaits(call):
                 chunks = self._deferred.watched(call, chunks)

@@ -76,6 +76,7 @@ class RawRelay:
 
     async def chunks(self, on_end: OnEnd, clocks: Clocks, now: Callable[[], float]) -> AsyncGenerator[bytes, None]:
         """Yields the body; raises StreamBroken when it breaks off."""
+        # A client that leaves closes this generator: then only `finally` runs, and this outcome stands.
         outcome: str = CLIENT_GONE
         ends_at = now() + clocks.total_s
         length = 0
@@ -105,6 +106,7 @@ class RawRelay:
         finally:
             try:
                 await self._answer.aclose()
+            # An answer that cannot be closed must not leave its account open.
             finally:
                 usage = find_usage(tail) if self._count_tokens else None
                 on_end(outcome, usage, length // 4 if self._count_tokens else 0)
@@ -136,11 +138,13 @@ async def read_whole(
             if on_chunk is not None:
                 on_chunk()
             if length > limit:
+                # The body stays open here: whoever reads it relays the rest, or closes it.
                 return b"".join(parts), False
     except upstream.errors as exc:
         await answer.aclose()
         raise upstream.failure(exc) from exc
     except BaseException:
+        # A reader that is cancelled would leave the connection open.
         await answer.aclose()
         raise
     await answer.aclose()
@@ -203,6 +207,7 @@ class SseRelay:
         try:
             async for chunk in self._chunks:
                 block = self._cutter.feed(chunk)
+                # The mark can only stand at the very start of a stream.
                 if not held:
                     block = block.removeprefix(sse.BYTE_ORDER_MARK)
                 for event in sse.split_events(block):
@@ -214,6 +219,7 @@ class SseRelay:
                         return None
                 held += block
                 if len(held) > OPENING_LIMIT:
+                    # Announcements may go on for ever, so from here on the stream passes as it is.
                     self._held = bytes(held)
                     return None
                 if on_chunk is not None:
@@ -234,12 +240,14 @@ class SseRelay:
             pace = StreamClock(clocks, now())
             self._now, self._look_at = now, pace.look_at
             block, is_plain = self._begin(), transcript.is_plain
+            # `pass_on` may have come before the clock was known, and has left the tap to this line.
             if self._write is not None and not transcript.is_over:
                 self._tap(self._write, now)
             if block:
                 yield block
             del block  # it may be large, and the stream long
             async for chunk in self._chunks if transcript.failure is None else _nothing():
+                # After a part of an event even a plain chunk is only that event's next part.
                 if cutter.is_idle and is_plain(chunk):
                     transcript.pass_plain(chunk)
                     given_at = now()
@@ -249,25 +257,31 @@ class SseRelay:
                     block = transcript.read(block, is_part=cutter.inside)
                     is_plain = transcript.is_plain
                     if transcript.is_over:
+                        # What follows the last event must not pass unread.
                         self._untap()
                     given_at = now()
                     if block:
                         yield block
                     if transcript.failure is not None:
+                        # `_ending` writes the error event; what the provider may still send is not wanted.
                         break
                 else:
+                    # No event is whole yet: nothing was given, so no client was slow.
                     given_at = now()
                 left_at = now()
                 if left_at - given_at > HELD_UP_S:
                     paused_s += left_at - given_at
                 if left_at > self._look_at:
+                    # The tap counts events by itself, and the clock has to see those, too.
                     self._count()
                     late = pace.look(left_at, transcript.plain + transcript.events, paused_s)
                     if late is not None and not transcript.is_over:
                         outcome = ErrorClass.TIMEOUT
                         yield self._last_event(late, outcome)
+                        # The client has its error event; `finally` hangs up on the provider.
                         return
                     self._look_at = pace.look_at
+            # Set before `_ending`, which may raise: StreamBroken must not count as a client that has left.
             outcome = ErrorClass.STREAM_INTERRUPTED
             outcome, last = self._ending("the provider ended the stream before its last event", is_clean=True)
             if last:
@@ -278,6 +292,7 @@ class SseRelay:
             if last:
                 yield last
         except StreamBroken:
+            # Whoever raised it has set the outcome, which the branch for defects would change.
             raise
         except asyncio.CancelledError as stopped:
             outcome = why_stopped(stopped)
@@ -368,6 +383,7 @@ class SseRelay:
             nonlocal events, size, most, left
             transcript.plain += events + most - left
             transcript.plain_bytes += size
+            # The present step goes on with what is left of it, so no event counts twice.
             events, size, most = 0, 0, left
 
         if isinstance(self._chunks, PassthroughChunks):
@@ -376,6 +392,7 @@ class SseRelay:
     def _untap(self) -> None:
         """Let go of the client and of the provider's connection, which lead back to here."""
         self._write = None
+        # The counter holds events of its own, which would be lost with it.
         self._count()
         self._count = _count_nothing
         if isinstance(self._chunks, PassthroughChunks):
@@ -383,6 +400,7 @@ class SseRelay:
 
     def _announces(self, event: bytes) -> bool:
         """Whether a failure may still follow this event unseen. Raises UpstreamFailed when it is nonsense."""
+        # Only the beginning of a very long event is here, which no parser takes.
         if self._cutter.inside:
             word = FirstEventKind.SOMETHING if sse.event_data(event).startswith(b"{") else FirstEventKind.NONSENSE
         else:
@@ -402,9 +420,11 @@ class SseRelay:
             return error
         if sse.is_whole(rest):
             if not self._announces(rest):
+                # Clients ignore an event without the blank line that the provider has left out.
                 self._held, self._first = held, rest + b"\n\n"
                 return None
         elif rest.lstrip().startswith((b"<", b"{", b"[")):
+            # A page, or JSON that is no error, stands where events belong.
             raise _malformed("the provider's stream is none")
         raise UpstreamFailed(ErrorClass.STREAM_INTERRUPTED, Phase.ANSWERED, "the stream ended before its first event")
 
@@ -495,6 +515,7 @@ class OverlongStream:
         try:
             begun, self._begun = self._begun, b""
             yield begun
+            # It may be large, and this frame lives as long as the stream.
             del begun
             async for chunk in self._rest:
                 yield chunk

@@ -70,10 +70,13 @@ class KeepAlive:
 
     def sweep(self, now: float) -> None:
         """Sends the comments that are due, at most MAX_COMMENTS for each delay; called every SWEEP_S of the deadlines."""
+        # A copy, because delays without calls are deleted on the way.
         for delay_s, waiting in list(self._waiting.items()):
+            # A list, because each call is taken out of the dictionary that is walked.
             for call in list(islice(_due(waiting, now), MAX_COMMENTS)):
                 del waiting[id(call)]
                 if self._tell(call):
+                    # Put in anew, the call is the last: the order stays that of the due times.
                     waiting[id(call)] = (now + delay_s, call)
             if not waiting:
                 del self._waiting[delay_s]  # reloads may bring ever new ones
@@ -90,11 +93,13 @@ class KeepAlive:
 def _due(waiting: _Waiting, now: float) -> Iterator[Call]:
     for due, call in waiting.values():
         if due > now:
+            # The order is that of the due times, so no call behind this one is due.
             return
         yield call
 
 
 MAX_LEVEL = 3
+# No level reaches that of `critical`.
 SHED_AT: dict[Lane, int] = {"background": 1, "batch": 2, "interactive": 3, "critical": MAX_LEVEL + 1}
 HELD_SHARE = 0.9
 """The part of the queue's bytes that may be held; the rest is for the lanes that are still served."""
@@ -206,6 +211,7 @@ class Shedding:
             self.level = min(MAX_LEVEL, self.level + 1)
         elif self.level and now - self._calm_since >= CALM_S:
             self.level -= 1
+            # The next step down needs calm seconds of its own.
             self._calm_since = now
         if self.level > before:
             log.warning(
@@ -228,6 +234,7 @@ class Shedding:
         if self._memory_bytes is not None:
             surplus = min(surplus, max(0, int(CEILING * self._memory_bytes) - limit))
         grows = resident_bytes > self._grown_to_bytes + GROWTH * limit
+        # The mark falls with the memory, so that a later rise counts as growth again.
         if grows or resident_bytes < self._grown_to_bytes:
             self._grown_to_bytes = resident_bytes
         strain = (resident_bytes - surplus) / limit
@@ -235,6 +242,7 @@ class Shedding:
             return min(strain, EASY)
         if grows or self.level < MAX_LEVEL - 1:
             return strain
+        # EASY lets the highest level fall; 1.0 keeps the level below it, and does not raise it.
         return min(strain, EASY if self.level == MAX_LEVEL else 1.0)
 
 
@@ -285,6 +293,7 @@ class GiveBack:
         if self._trim is None or resident_bytes is None or now < self._next_at:
             return False
         if limit and resident_bytes > EASY * limit:
+            # Load would be shed soon, so this does not wait until no call is served.
             return True
         if self._settled_bytes is None or resident_bytes < self._settled_bytes:
             self._settled_bytes = resident_bytes
