@@ -113,6 +113,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
     started_at = clock.monotonic() if grant is None or call.queue_s else grant.at  # it was let in this very moment
     clocks = clocks_of(target, call) if target.clocks_by else target.clocks
     attempt = Attempt(target.name, started_at)
+    # Listed before it begins: a try that fails, or is cancelled, stands in the ledger all the same.
     call.attempts.append(attempt)
     if call.stream or call.deadline_is_callers:
         ends_at = _must_open_by(call, clocks, started_at)
@@ -130,7 +131,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         answer = await upstream.send(outgoing)
         if answer.status in MAY_MEAN_PATH and target.on_unknown_path is not None:
             # The server may not know the path: then the call goes to it in another language, and that is remembered.
-            attempt.status = answer.status
+            attempt.status = answer.status  # NotExpressible needs it below: something was sent, and answered
             attempt.refuses_loss = call.model.on_loss == "refuse"
             answer = await target.on_unknown_path(outgoing, answer)
         attempt.status = answer.status
@@ -186,6 +187,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         if attempt.requests > 1 and grant is not None:  # its limits have counted one
             grant.gate.limits.charge_requests(attempt.requests - 1, clock.monotonic())
     if opened.relay is None:
+        # The usual answer came whole with its head, so there was nothing to wait for.
         attempt.ended_at = attempt.first_byte_at if is_usual else clock.monotonic()
         attempt.status = opened.status
         if opened.diagnosis is not None:
@@ -212,6 +214,7 @@ def _must_open_by(call: Call, clocks: Clocks, started_at: float) -> float:
         first_s = clocks.first_byte_s
         if clocks.first_event_s is not None and clocks.first_event_s < first_s:
             first_s = clocks.first_event_s
+        # The limit of the first byte or event runs from the connection on.
         limit_s = clocks.connect_s + first_s
     ends_at = started_at + min(limit_s, clocks.total_s)
     return min(ends_at, call.deadline) if call.deadline_is_callers else ends_at
@@ -352,6 +355,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
     if status >= 400:
         body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
         body = body.removeprefix(BYTE_ORDER_MARK)
+        # An error longer than the limit is still open: its beginning is enough to judge it by.
         await answer.aclose()
         diagnosis = target.errors.diagnose(Phase.ANSWERED, status, headers, body, clock.wall())
         return FirstAnswer(target, status, headers, body, diagnosis=diagnosis)
@@ -376,6 +380,7 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
     try:
         error = await relay.open(_activity_of(call, clock))
     except BaseException:
+        # Nobody else holds the answer yet, so nobody else would close it.
         await answer.aclose()
         raise
     if error is None:
@@ -428,6 +433,7 @@ async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -
         headers = answer.headers
         if call.endpoint.name == "embeddings" and asks_base64(call.body):
             relay.change(chunks_with_base64)
+            # The vectors change on their way, and the announced length no longer holds.
             headers = [header for header in headers if header[0] != b"content-length"]
         return FirstAnswer(target, OK, headers, relay=relay)
     return _accept_json(call, target, answer, body, clock)
@@ -487,6 +493,7 @@ async def _open_objects(concern: ObjectAccess, target: Target, answer: Answer) -
 def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> FirstAnswer:
     """A whole answer, if it is what a JSON endpoint answers with."""
     if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
+        # It ends as JSON does, which has to do as a proof that it is whole.
         return FirstAnswer(target, OK, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
     if parsed is None and body.startswith(BYTE_ORDER_MARK):
@@ -515,6 +522,7 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
         if isinstance(error, dict):
             is_own = parsed.get("object") == "response" and error.get("code") not in PASSING_CODES
             return None if is_own else error  # a response may report its own failure
+        # Some servers put bare text where the error object belongs.
         return {**parsed, "message": error} if isinstance(error, str) else None
     choices = parsed.get("choices")
     if endpoint == "messages":
@@ -620,6 +628,7 @@ class AttemptDeadlines:
 
     def expire(self, task: Task) -> None:
         """Cancels the task as if its time were up; does nothing if it is not watched any more."""
+        # Taken out first, so that no second expiry cancels what the task does next.
         if self._open.pop(task, None) is not None:
             self._expired.add(task)
             task.cancel()
@@ -633,9 +642,11 @@ class AttemptDeadlines:
 
     def sweep(self, now: float) -> None:
         """Cancels the tasks whose time is up; called every SWEEP_S."""
+        # A list, because each expiry takes its task out of the dictionary.
         for task in [task for task, (ends_at, _) in self._open.items() if ends_at <= now]:
             self.expire(task)
         if self._open and now >= self._look_at and self.look is not None:
+            # Set before the look, so that one that fails is not repeated in each sweep.
             self._look_at = now + LOOK_S * max(1.0, len(self._open) / MANY)
             try:
                 self.look(self._open, now)

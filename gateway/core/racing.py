@@ -116,6 +116,7 @@ class Hedges:
         second: Racer | None = None
         try:
             await self._until_late(winner.task, late_after_s)
+            # A call that has moved meanwhile has its second attempt already.
             second = None if winner.task.done() or call.other_attempt is not None else self._second(call, target)
             if second is not None:
                 running.append(second)
@@ -165,6 +166,7 @@ class Hedges:
                 # The first attempt goes on alone; its call will not be sent again to where the second has failed.
                 if racer is not first:
                     _merge(first.call, racer, is_last=False)
+                    # `race` merges the second attempt when it ends, and would list these twice.
                     racer.call.attempts = []
                     self._watch.part(first.task)
 
@@ -193,12 +195,14 @@ class Hedges:
         plan = self._admission.planner.plan(call)
         own = sorted(plan.own, key=lambda one: one.order)
         elsewhere = [one for one in (*own, *plan.others) if one.name != target.name]
+        # The sort is stable, so the plan's order holds among targets of one kind.
         elsewhere.sort(key=lambda one: self._admission.gates.line(one, call).gate.health.breaker.failures_in_a_row > 0)
         return [*elsewhere, target]
 
     def _denies_money(self, call: Call, target: Target, budgets: CallBudgets) -> str | None:
         """Returns what forbids the call to pay for more than the running attempt, as estimated; None: nothing does."""
         first = call.attempts[-1]
+        # Only for this check: the attempt still runs, and gets its real cost when it ends.
         first.cost_usd = self._admission.costs.usd(call, target)
         denied = budgets.denies_money()
         first.cost_usd = None
@@ -363,6 +367,7 @@ class Failover:
     def begin(self, call: Call, task: Task, ended: Ended | None = None) -> None:
         """Starts another attempt, at one of the `places`, of a call whose present attempt hangs in `task`."""
         last, now = call.attempts[-1], self._clock.monotonic()
+        # For the copy the hanging attempt has failed, so the rules after a failure decide where it goes.
         left = replace(
             last,
             ended_at=now,
@@ -400,6 +405,7 @@ class Failover:
         call.attempts += move.call.attempts[move.met :]
         call.denied = call.denied or move.call.denied
         if move.opened is not None:
+            # A grant is settled once, so only one of the two may hold it.
             call.grant, move.call.grant = move.call.grant, None
         return move.opened
 
@@ -419,6 +425,7 @@ class Failover:
         if move is None or move.task is None:
             return
         self.cancel(call)
+        # The answer may have come before the cancellation: then its relay is open.
         await asyncio.wait((move.task,))
         if move.opened is not None and move.opened.relay is not None:
             await move.opened.relay.aclose()
@@ -438,6 +445,7 @@ class Failover:
             self._end(copy)
             return
         if move.opened is not None:
+            # The call's own task wakes as if it were late, and finds this answer by `outcome`.
             self._watch.expire(task)
             return
         if copy.not_expressible is not None:  # to find that out once is enough
@@ -536,8 +544,10 @@ class Suspects:
                 gate = grant.gate
                 _, group = groups.setdefault(gate.health.responsiveness, (gate, []))
                 group.append(self._hanging(gate, task, ends_at, call, now))
+        # A copy, because suspects are removed on the way.
         for responsiveness, suspect in [*self._suspects.items()]:
             if responsiveness.unserved_s(now) < now - suspect.since:
+                # The target has served somebody since it became suspect.
                 self._clear(responsiveness, suspect)
             elif responsiveness in groups:
                 suspect.waited_at = now
@@ -564,6 +574,7 @@ class Suspects:
             if one.call.stream and one.clocks.first_event_s is None:
                 limit_s = first_event_s(one.usual, thinks=self._thinks(gate, one.call)) + one.clocks.connect_s
                 self._watch.shorten(one.task, one.call.attempts[-1].started_at + limit_s)
+        # Only a few may move at a time: those that have waited longest go first.
         oldest_first = sorted(group, key=lambda one: one.call.received_at)
         witnesses = [one for one in oldest_first if one.clocks.suspect_in_flight]
         trial_after_s = self._look_for_silence(gate, witnesses, now)
@@ -697,6 +708,7 @@ class Suspects:
         if not self._can_move(one, now):
             return
         if is_second or self._watch.beside(one.task) is not None:
+            # The call has two attempts already: this one ends, and no third begins beside the other.
             self._watch.expire(one.task)
             return
         self._stay_until[one.task] = now + STAYS_S  # if nothing comes of it
