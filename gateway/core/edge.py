@@ -52,6 +52,7 @@ async def give(served: ServedRequest, call: Call, reply: Reply) -> None:
     if served.kept_alive:
         await _give_events(served, call, reply)
         return
+    # From here on no error can become an answer: `_refuse` breaks the connection off.
     served.started = True
     if reply.chunks is None:
         headers, body = _as_events(call, reply) if call.stream and reply.status == 200 else (reply.headers, reply.body)
@@ -61,11 +62,13 @@ async def give(served: ServedRequest, call: Call, reply: Reply) -> None:
     try:
         await start_stream(cycle, reply.status, reply.headers)
         if reply.pass_on is not None and cycle.chunked_encoding:
+            # The writer frames what it writes as chunks, which other connections must not get.
             reply.pass_on(chunk_writer(cycle))
         async for chunk in reply.chunks:
             await send_chunk(cycle, chunk)
         await end_stream(cycle)
     finally:
+        # A stream's account is settled when it closes, also if its client has left.
         await reply.close()
 
 
@@ -85,6 +88,7 @@ async def _give_events(served: ServedRequest, call: Call, reply: Reply) -> None:
             before, after = around_json(call.endpoint)
             await send_chunk(cycle, before)
             async for chunk in reply.chunks:
+                # A line end would end the `data:` line in the middle of the JSON.
                 await send_chunk(cycle, on_one_line(chunk))
             await end_stream(cycle, after)
     finally:
@@ -219,8 +223,10 @@ class Edge:
             log.exception("defect while serving %s", served.request_id)
             await self._refuse(served, InternalError())
         finally:
+            # The connection may outlive this request, whose task it must not stop later.
             connection.on_gone = None
             serving.discard(served)
+            # Behind half an answer no other request can be served on this connection.
             if not cycle.response_complete and not cycle.disconnected:
                 cycle.transport.close()
 
@@ -295,6 +301,7 @@ class Edge:
             served.task.uncancel()
         if served.stopped == "client_gone":
             self.intake.hung_up(served)
+            # Nobody is left who could read an answer.
             return
         if served.stopped == "body_timeout":
             late = BodyTimeout("The request body did not arrive in time; send it faster or smaller.")
@@ -302,6 +309,7 @@ class Edge:
         elif served.stopped == "no_room":
             await self._refuse(served, self.intake.without_room(served.lane))
         elif served.started and served.call is not None and served.call.stream:
+            # The head has gone, so only an event can still bring the error.
             broken = ShuttingDown("The gateway is shutting down and the stream could not be finished.")
             await end_stream(served.cycle, own_error_event(served.call.endpoint, broken, served.request_id))
         else:

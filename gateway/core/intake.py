@@ -161,6 +161,7 @@ class UnfinishedBodies:
                 of_payers[each.payer] = of_payers.get(each.payer, 0) + waiting
             largest = max(of_payers, key=of_payers.__getitem__)
             newest = next(each for each in reversed(self._readers) if each.payer == largest)
+            # A stopped reader ends only later, and the loop needs its bytes out of the count now.
             self.end(newest)
             newest.stop("no_room")
 
@@ -199,6 +200,7 @@ class InFlight:
         elif message.stopped is None:
             self.serving.add(message)
             message.reading_until = message.reading_until or ends_at
+            # `size` is of all that has come of the message, and the bodies count only what is new.
             size, message.bytes = size - message.bytes, size
             self.bodies.count(message, most, size)
 
@@ -528,6 +530,7 @@ class Intake:
                 await asyncio.sleep(0)  # its own last part was too much: the cancellation comes here
         except asyncio.CancelledError:
             if reader.stopped is None:
+                # The cancellation is not for want of room, and belongs to whoever sent it.
                 raise
             task.uncancel()
             raise self.without_room(lane) from None
@@ -563,6 +566,7 @@ class Intake:
             try:
                 piece = await anext(pieces, None)
             finally:
+                # While the provider takes the piece, the client's time must not run.
                 served.reading_until = None
             if piece is None:
                 return
@@ -578,9 +582,11 @@ class Intake:
         cycle = served.cycle
         index = cycle.index
         served.has_options = has_options = not self._options.isdisjoint(index)
+        # The index holds one of each name, so it is shorter where a header came twice.
         if len(index) != len(cycle.headers):
             request_fields.refuse_doubles(cycle.headers)
         if has_options:
+            # Before the checks below, whose refusals name the client's own id.
             sent_id = request_fields.request_id(index)
             if sent_id is not None:
                 served.identify(sent_id)
@@ -685,6 +691,7 @@ class Intake:
     def hung_up(self, served: ServedRequest) -> None:
         """Learns how long a client waits that has left before its answer began, if nothing else says so."""
         call, index = served.call, served.cycle.index
+        # A caller who names a deadline has made its patience known.
         if call is None or call.left or served.started or call.deadline_is_callers:
             return
         if not request_fields.is_unknown_client(served.plan, index):
@@ -694,11 +701,13 @@ class Intake:
         if seen is None or seen.at < now or patience_s(seen, now) >= UNKNOWN_S:
             return
         if self._has_patient_call(client, seen.wait_s, now):
+            # One of its calls waits for longer, so what was seen is no limit of the client's.
             self.patience.forget(client)
             return
         if seen.moments == FEWEST_MOMENTS:
             log.info("calls of %s with user agent %r wait %.1f s: it hangs up then", *client, seen.wait_s)
         self._learned_until = now + FORGET_S
+        # From now on a user agent, too, takes a call off the short way through `_call`.
         self._options = _OPTIONS_AND_CLIENT
 
     def _has_patient_call(self, client: ClientName, wait_s: float, now: float) -> bool:
@@ -716,6 +725,7 @@ class Intake:
     def _patience_s(self, plan: RoutePlan, key: Key, index: dict[bytes, bytes], now: float) -> float:
         """Returns for how many seconds a call waits whose client may have been seen to hang up; inf: it is not known."""
         if now >= self._learned_until:
+            # No client is remembered any more: the short way is open to all again.
             self._learned_until, self._options = 0.0, request_fields.OPTIONS
         if not request_fields.is_unknown_client(plan, index):
             return inf

@@ -110,8 +110,10 @@ class Accounts:
         """
         if call.settled:
             return
+        # Set before the release and the books: whatever fails there, no second try closes the account again.
         call.settled = True
         call.usage, call.outcome = usage, outcome
+        # Its client left while others waited for this answer: the good end is theirs.
         if call.left:
             status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
         try:
@@ -127,6 +129,7 @@ class Accounts:
             return failure
         self.settle(call, InternalError.status, INTERNAL_ERROR)
         internal = InternalError()
+        # The edge logs the cause; the client learns nothing of it.
         internal.__cause__ = failure
         return internal
 
@@ -192,6 +195,7 @@ class Accounts:
                 call.usage = call.output_check.total(usage)
         if last is not None and cost is not None:
             last.cost_usd = cost
+        # A charge also gives back what is reserved, so a call that cost nothing needs one, too.
         if call.key.budget_usd_per_day is not None and (cost or retries_usd or call.reserved is not None):
             self._charge(call, (cost or 0.0) + retries_usd)
         first_byte_s = None
@@ -333,6 +337,7 @@ def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
         rates = rates.at(usage.input, usage.tier)
     usd = usage.input * rates.input_usd + usage.output * rates.output_usd
     if usage.cached:
+        # Cached tokens are in the input already, so only the difference counts.
         usd += usage.cached * (rates.cached_input_usd - rates.input_usd)
     if usage.cache_written and rates.cache_write_usd is not None:
         usd += usage.cache_written * (rates.cache_write_usd - rates.input_usd)
@@ -340,6 +345,7 @@ def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
             usd += usage.cache_written_1h * (rates.cache_write_1h_usd - rates.cache_write_usd)
     if usage.parts is not ALL_TEXT or rates.request_usd:
         usd = max(0.0, usd + rates.request_usd + _parts_usd(rates, usage.parts))  # odd parts may overlap
+    # A target that sells other units alone, none of which are known, has no price, which is not a price of 0.
     return usd if usd or rates.prices_tokens else None
 
 
@@ -347,6 +353,7 @@ def _steps_usd(rates: Rates, usage: Usage) -> float:
     """Returns the price of a call of several requests, each by its own length, and of what is part of none."""
 
     def priced(one: Usage, input_tokens: int) -> float:
+        # The level is chosen: `usage_usd` must neither choose again nor come back here.
         level = replace(rates.at(input_tokens, usage.tier), above=(), by_tier={})
         return usage_usd(level, replace(one, tier="", steps=())) or 0.0
 
@@ -487,6 +494,7 @@ class CostEstimates:
         is usual, if there was time for that.
         """
         last = call.attempts[-1] if call.attempts else None
+        # Only an attempt in flight is not priced yet.
         if last is None or last.ended_at is not None or last.cost_usd is not None:
             return None, None
         target = next((one for one in _reached(call) if one.name == last.target), None)
@@ -594,6 +602,7 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
         headers.append((b"x-gateway-attempts", shown(attempts, skips=call.skips).encode()))
     if upstream_id is None:
         headers.append((b"x-request-id", own_id))
+    # A client that sent an id of its own gets that back, and the provider's under another name.
     elif call.echo_request_id:
         headers += (b"x-request-id", own_id), (b"x-gateway-upstream-request-id", upstream_id)
     else:
@@ -607,6 +616,7 @@ def _tell_source(headers: list[tuple[bytes, bytes]], replay: CacheOutcome, *, is
         headers.append((b"x-gateway-cache-key", replay.key.hex().encode()))
     if replay.layer:
         headers.append((b"x-gateway-cache-source", replay.source.encode()))
+        # Where an attempt was made, `answer_headers` itself names its target.
         if is_served and replay.target:
             headers.append((b"x-gateway-target", replay.target.encode()))
         if is_served and replay.attempts:
@@ -628,6 +638,7 @@ def lossy_header(gaps: Iterable[Gap]) -> tuple[bytes, bytes]:
     entries = [f"{gap.field}({gap.how})" for gap in ordered]
     value = ", ".join(entries)
     if len(value) > MOST_SHOWN:
+        # The largest count that can follow gets its room first, so the real one always fits.
         room, shown = MOST_SHOWN - len(f"+{len(entries)} more"), 0
         for entry in entries:
             room -= len(entry) + len(", ")
