@@ -642,7 +642,6 @@ class AttemptDeadlines:
 
     def sweep(self, now: float) -> None:
         """Cancels the tasks whose time is up; called every SWEEP_S."""
-        # A list, because each expiry takes its task out of the dictionary.
         for task in [task for task, (ends_at, _) in self._open.items() if ends_at <= now]:
             self.expire(task)
         if self._open and now >= self._look_at and self.look is not None:

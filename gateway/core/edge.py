@@ -301,7 +301,6 @@ class Edge:
             served.task.uncancel()
         if served.stopped == "client_gone":
             self.intake.hung_up(served)
-            # Nobody is left who could read an answer.
             return
         if served.stopped == "body_timeout":
             late = BodyTimeout("The request body did not arrive in time; send it faster or smaller.")

@@ -494,7 +494,6 @@ class CostEstimates:
         is usual, if there was time for that.
         """
         last = call.attempts[-1] if call.attempts else None
-        # Only an attempt in flight is not priced yet.
         if last is None or last.ended_at is not None or last.cost_usd is not None:
             return None, None
         target = next((one for one in _reached(call) if one.name == last.target), None)

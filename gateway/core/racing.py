@@ -544,7 +544,6 @@ class Suspects:
                 gate = grant.gate
                 _, group = groups.setdefault(gate.health.responsiveness, (gate, []))
                 group.append(self._hanging(gate, task, ends_at, call, now))
-        # A copy, because suspects are removed on the way.
         for responsiveness, suspect in [*self._suspects.items()]:
             if responsiveness.unserved_s(now) < now - suspect.since:
                 # The target has served somebody since it became suspect.

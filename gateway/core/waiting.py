@@ -70,7 +70,6 @@ class KeepAlive:
 
     def sweep(self, now: float) -> None:
         """Sends the comments that are due, at most MAX_COMMENTS for each delay; called every SWEEP_S of the deadlines."""
-        # A copy, because delays without calls are deleted on the way.
         for delay_s, waiting in list(self._waiting.items()):
             # A list, because each call is taken out of the dictionary that is walked.
             for call in list(islice(_due(waiting, now), MAX_COMMENTS)):
@@ -99,7 +98,6 @@ def _due(waiting: _Waiting, now: float) -> Iterator[Call]:
 
 
 MAX_LEVEL = 3
-# No level reaches that of `critical`.
 SHED_AT: dict[Lane, int] = {"background": 1, "batch": 2, "interactive": 3, "critical": MAX_LEVEL + 1}
 HELD_SHARE = 0.9
 """The part of the queue's bytes that may be held; the rest is for the lanes that are still served."""
