@@ -397,7 +397,7 @@ def _without(body: bytes, language: str, is_left: IsLeft, taken: Taken) -> tuple
 
         return without_thoughts(body, is_left)
     if language == "generate":
-        from gateway.dialects.gemini.in_answer import without_signatures  # as above
+        from gateway.dialects.gemini.in_answer import without_signatures  # few have those of others
 
         return without_signatures(body, is_left)
     return without(body, language, is_left, taken)

@@ -679,7 +679,7 @@ class FleetSum:
         return self._own + self._elsewhere
 
     @property
-    def untold(self) -> float:
+    def unreported(self) -> float:
         """Returns the part of what was added here that the store has not confirmed."""
         return self._own - self._counted
 

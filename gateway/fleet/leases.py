@@ -149,12 +149,12 @@ class Sharing:
 
     async def tell(self, tally: FleetSum, until: float) -> bool:
         """Reports to the store what was added here, and gets what was elsewhere; returns False if not `until` (monotonic)."""
-        while tally.untold and not tally.is_alone and self._clock.monotonic() < until:
+        while tally.unreported and not tally.is_alone and self._clock.monotonic() < until:
             if not tally.is_pending:
                 self._round([tally])
             if not await self._rounds_end(until):
                 break
-        return not tally.untold
+        return not tally.unreported
 
     async def _rounds_end(self, until: float) -> bool:
         """Waits for the rounds under way; returns whether they have been answered by then."""

@@ -150,7 +150,7 @@ def crowd_in(
 
     async def story(clock: LoopClock) -> Came:
         taker = Taker(clock, burst, tells)
-        limits_ = limits or Limits(requests_per_min=60 * PER_S, untold_burst_s=10.0)
+        limits_ = limits or Limits(requests_per_min=60 * PER_S, unstated_burst_s=10.0)
         crowd = Crowd(clock, taker, limits_, replicas)
         await clock.sleep(0.5)
         start = clock.now

@@ -16,7 +16,7 @@ from tests.sim.world import Site, World
 
 LOOSE = {
     "tokens": Limits(tokens_per_min=1_000_000),
-    "requests": Limits(requests_per_min=1_000_000, untold_burst_s=10.0),
+    "requests": Limits(requests_per_min=1_000_000, unstated_burst_s=10.0),
     "nothing": Limits(),
 }
 """What is written, all of it far above what the provider takes."""

@@ -38,7 +38,7 @@ def kept(counted: str) -> list[ProviderLimit]:
 def test_a_lane_that_is_alone_gets_the_whole_limit(counted: str, lane: Lane) -> None:
     """480 calls, 100 at a time, on an idle gateway: at least 95 % of the limit is used, few are refused."""
     provider = Provider("p0", kept(counted), latency=Latency(0.6))
-    world = World([Site(provider, Limits(requests_per_min=RPM, tokens_per_min=TPM, untold_burst_s=10.0), OPENAI)])
+    world = World([Site(provider, Limits(requests_per_min=RPM, tokens_per_min=TPM, unstated_burst_s=10.0), OPENAI)])
     oracle = Oracle(world)
     workers(world, Caller(lane, sizes=Sizes(60, 0.3, 60), deadline_s=3600), 100, CALLS)
 

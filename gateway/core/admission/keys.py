@@ -127,16 +127,16 @@ class KeyBudgets:
         """Returns whether what the call took fits what all replicas have; where the store does not answer, this one's part."""
         name = call.key.name
         tally = self._tally(sharing, name)
-        if tally.untold <= budget_usd * UNTOLD_PART / sharing.replicas:
+        if tally.unreported <= budget_usd * UNTOLD_PART / sharing.replicas:
             return True
         is_reported = await sharing.tell(tally, self._clock.monotonic() + LEARN_S)
         own_usd = 0.0 if call.reserved is None else call.reserved.usd
         if is_reported:
             others_usd = self._flying_usd(name) - own_usd
             return _fits(call.key, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
-        left_usd = budget_usd - (tally.read() - tally.untold)
+        left_usd = budget_usd - (tally.read() - tally.unreported)
         # Nobody knows the others' part: the call fits this replica's own, or nothing else of the budget is known to be used.
-        return tally.untold <= left_usd / sharing.replicas or tally.read() <= own_usd
+        return tally.unreported <= left_usd / sharing.replicas or tally.read() <= own_usd
 
     def allows(self, call: Call, usd: float) -> bool:
         """Reserves what the call may cost in all, if its key allows that; returns whether it does."""

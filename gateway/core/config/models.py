@@ -594,7 +594,7 @@ def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str]
     return tuple((re.compile(translate(name)), models[name]) for name in names)
 
 
-UNTOLD_BURST_S = 10.0
+UNSTATED_BURST_S = 10.0
 """Seconds' worth of its limit that a provider takes at once where no burst is known; many take only a few."""
 
 
@@ -644,7 +644,7 @@ def _build(
             input_tokens_per_min=entry.input_tpm,
             output_tokens_per_min=entry.output_tpm,
             request_burst=entry.burst,
-            untold_burst_s=UNTOLD_BURST_S,
+            unstated_burst_s=UNSTATED_BURST_S,
         ),
         counting=policies.admission[model.admission].counting(
             kind, adaptive=entry.adaptive_concurrency, find_tokenizer=parts.find_tokenizer

@@ -33,7 +33,6 @@ MAX_NAME_CHARS = 200
 SOON_S: Final = 600.0
 """A price that begins within so many seconds counts for what is reserved now: an answer is billed when it is complete."""
 
-_PER_MILLION = 1e-6
 _CLIENT = "httpx2"
 _UNITS: Final = {
     "input_usd": ("input_mtok", 1e6),

@@ -41,7 +41,7 @@ class Limits:
     output_tokens_per_min: float | None = None
     request_burst: float | None = None
     """The requests that may go at once under continuous refill; None: what the provider's style says."""
-    untold_burst_s: float | None = None
+    unstated_burst_s: float | None = None
     """The most seconds' worth of requests that may go at once, where neither that nor the provider's headers say how many."""
     fail_closed: frozenset[str] = frozenset()
     """Names of these limits (`tokens_per_min`, …) under which nothing goes while replicas cannot share them."""
@@ -149,7 +149,7 @@ class LimitTable:
         "_lag_s",
         "_request_burst",
         "_share_out",
-        "_untold_burst_s",
+        "_unstated_burst_s",
         "buckets",
         "burst",
         "known",
@@ -162,7 +162,7 @@ class LimitTable:
         self._lag_s = lag_s
         self._fail_closed: frozenset[str] = frozenset()
         self._request_burst: float | None = None
-        self._untold_burst_s: float | None = None
+        self._unstated_burst_s: float | None = None
         self.style = style
         """How the provider counts."""
         self.known: list[KnownLimit] = []
@@ -193,8 +193,8 @@ class LimitTable:
         }
         self._fail_closed = limits.fail_closed
         self._keep([one for one in self.known if one.configured is None or wanted[one.name] is not None])
-        if (limits.request_burst, limits.untold_burst_s) != (self._request_burst, self._untold_burst_s):
-            self._request_burst, self._untold_burst_s = limits.request_burst, limits.untold_burst_s
+        if (limits.request_burst, limits.unstated_burst_s) != (self._request_burst, self._unstated_burst_s):
+            self._request_burst, self._unstated_burst_s = limits.request_burst, limits.unstated_burst_s
             self._begin_burst()
             self.reshape_requests(now)
         for name, amount in wanted.items():
@@ -338,11 +338,11 @@ class LimitTable:
         if amount is None:
             one = self.find("requests_per_min")
             amount = None if one is None else one.amount
-        if self._request_burst is not None or self._untold_burst_s is None or amount is None:
+        if self._request_burst is not None or self._unstated_burst_s is None or amount is None:
             self.burst = None
             return
         rate_per_s = amount / MINUTE_S
-        most = min(rate_per_s * self._untold_burst_s, amount * self.style.request_burst)
+        most = min(rate_per_s * self._unstated_burst_s, amount * self.style.request_burst)
         self.burst = UnwrittenBurst(rate_per_s, max(1.0, most), is_known=self.burst is not None and self.burst.is_known)
 
 

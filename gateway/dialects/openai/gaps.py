@@ -107,7 +107,7 @@ REASONING_FORMAT: Final = "openai-responses-v1"
 _OF_WORDS: Final = ("annotations", "logprobs")
 _OF_ITEMS: Final = frozenset(("async", "caller", "namespace", "phase"))
 _WORDS: Final = ("output_text", "input_text", "text")
-SAID: Final = (*_WORDS, "refusal")
+TEXT_PARTS: Final = (*_WORDS, "refusal")
 """The parts of what a model has said before."""
 _INCLUDED: Final = frozenset(("message.output_text.logprobs", "reasoning.encrypted_content"))
 
@@ -190,7 +190,10 @@ def gaps_of_input(body: Json, facts: ServerFacts) -> list[Gap]:
         for part in objects(content) if type(content) is list else ():
             if len(part) != 2 or part.get("type") not in _WORDS:
                 found += _gaps_of_part(part, facts, of_tool=of_tool)
-                if item.get("role") == "assistant" and (part_type := text_of(part.get("type", "text"))) not in SAID:
+                if (
+                    item.get("role") == "assistant"
+                    and (part_type := text_of(part.get("type", "text"))) not in TEXT_PARTS
+                ):
                     name = f"input.{part_type}"[:MOST_NAMED]
                     found.append(Gap(name, How.REFUSED, "chat completions have no such part in what the model said"))
     return found

@@ -18,7 +18,7 @@ from gateway.core.openai.sse import json_object
 from gateway.core.types import Gap, How
 from gateway.dialects.base import Json, ServerFacts, is_no_argument, object_of, objects, strings, text_of
 from gateway.dialects.issuers import carried_in
-from gateway.dialects.openai.gaps import CACHE_OPTIONS, PASSED_OVER, RESPONSES_TIERS, SAID, is_reference
+from gateway.dialects.openai.gaps import CACHE_OPTIONS, PASSED_OVER, RESPONSES_TIERS, TEXT_PARTS, is_reference
 from gateway.dialects.schema_tools.tools import OPENAIS, SEARCH, is_search
 
 # --- Tools, those in namespaces and those that come late, as one list ---
@@ -469,7 +469,7 @@ def _assistant_fields(content: Any, place: str) -> Json:
     if not isinstance(content, list):
         return {"content": _text_at(content, f"{place}.content")}
     for number, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type", "text") not in SAID:
+        if not isinstance(part, dict) or part.get("type", "text") not in TEXT_PARTS:
             where = f"{place}.content[{number}]"
             raise InvalidRequest(f"'{where}' is no part that this model's provider takes there.", param=where)
     text = "".join(text_of(part.get("text")) for part in objects(content))

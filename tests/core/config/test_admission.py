@@ -133,7 +133,7 @@ def test_limits_and_adaptivity_of_a_target_are_compiled(tmp_path: Path) -> None:
     )
 
     assert target.limits == Limits(
-        untold_burst_s=10.0,
+        unstated_burst_s=10.0,
         requests_per_min=1,
         tokens_per_min=2,
         requests_per_day=3,

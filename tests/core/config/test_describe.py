@@ -94,7 +94,7 @@ def test_description_shows_how_a_model_is_held_and_counted(snapshot: PolicySnaps
     assert models["claude"]["targets"][0]["limits"] == {
         "input_tokens_per_min": 450000,
         "output_tokens_per_min": 90000,
-        "untold_burst_s": 10,
+        "unstated_burst_s": 10,
     }
 
 

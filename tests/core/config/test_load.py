@@ -630,7 +630,7 @@ def test_commented_lines_of_the_example_are_true(tmp_path: Path) -> None:
     assert [key.name for key in snapshot.keys.values()] == ["web", "nightly"]
     assert snapshot.server.admin_listen == ("127.0.0.1", 9090)
     model = snapshot.models["gpt-4o"]
-    assert model.targets[1].limits == Limits(untold_burst_s=10.0, requests_per_min=300, tokens_per_min=50000)
+    assert model.targets[1].limits == Limits(unstated_burst_s=10.0, requests_per_min=300, tokens_per_min=50000)
     assert [(t.name, t.order, t.weight) for t in model.targets] == [
         ("openai/gpt-4o", 1, 3),
         ("azure-east/my-deployment", 1, 1),
@@ -667,7 +667,7 @@ def test_numbers_and_flags_may_come_from_the_environment(tmp_path: Path) -> None
     target = snapshot.models["m"].targets[0]
     assert (target.model, target.limits, target.weight) == (
         "8443",
-        Limits(untold_burst_s=10.0, requests_per_min=100),
+        Limits(unstated_burst_s=10.0, requests_per_min=100),
         0.5,
     )
 

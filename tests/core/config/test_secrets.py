@@ -102,7 +102,7 @@ def test_description_is_complete_json_without_a_secret(tmp_path: Path) -> None:
     assert set(shown["models"]) == {"m", "*"}
     assert shown["models"]["m"]["targets"][0]["limits"] == {
         "requests_per_min": 5,
-        "untold_burst_s": 10,
+        "unstated_burst_s": 10,
         "fail_closed": ["requests_per_min"],
     }
 

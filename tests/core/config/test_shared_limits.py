@@ -40,13 +40,13 @@ def test_limits_that_one_model_says_hold_for_all(tmp_path: Path) -> None:
         "c: {targets: [{provider: openai, model: x, tpm: 9}]}, d: {targets: [openai/y]}",
     )
 
-    shared = Limits(untold_burst_s=10.0, requests_per_min=5, tokens_per_min=9)
+    shared = Limits(unstated_burst_s=10.0, requests_per_min=5, tokens_per_min=9)
     assert limits_by_model(snapshot) == {
         "a": shared,
         "b": shared,
         "c": shared,
         "d": Limits(
-            untold_burst_s=10.0,
+            unstated_burst_s=10.0,
         ),
     }
     assert [target.limits for target in snapshot.models["a"].plan] == [shared]
@@ -62,7 +62,7 @@ def test_where_two_models_differ_the_smaller_holds_and_is_announced(tmp_path: Pa
     )
 
     shared = Limits(
-        untold_burst_s=10.0, requests_per_min=3, tokens_per_min=2000000, requests_per_day=7, max_concurrency=2
+        unstated_burst_s=10.0, requests_per_min=3, tokens_per_min=2000000, requests_per_day=7, max_concurrency=2
     )
     assert limits_by_model(snapshot) == {"a": shared, "b": shared}
     assert snapshot.notices == (
@@ -77,10 +77,10 @@ def test_targets_for_any_name_share_among_themselves(tmp_path: Path) -> None:
         "'a*': {targets: [{provider: openai, rpm: 5}]}, 'b*': {targets: [openai]}, x: {targets: [openai]}",
     )
 
-    wildcard = Limits(untold_burst_s=10.0, requests_per_min=5)
+    wildcard = Limits(unstated_burst_s=10.0, requests_per_min=5)
     assert limits_by_model(snapshot) == {
         "x": Limits(
-            untold_burst_s=10.0,
+            unstated_burst_s=10.0,
         ),
         "a*": wildcard,
         "b*": wildcard,
@@ -107,7 +107,7 @@ def test_limit_that_fails_closed_in_one_model_does_in_all(tmp_path: Path) -> Non
     )
 
     shared = Limits(
-        untold_burst_s=10.0, requests_per_min=5, tokens_per_min=9, fail_closed=frozenset({"tokens_per_min"})
+        unstated_burst_s=10.0, requests_per_min=5, tokens_per_min=9, fail_closed=frozenset({"tokens_per_min"})
     )
     assert limits_by_model(snapshot) == {"a": shared, "b": shared}
 
@@ -142,7 +142,7 @@ def test_target_has_the_breaker_of_the_first_model(tmp_path: Path) -> None:
 
 def test_every_limit_is_shared() -> None:
     """A new one must not be forgotten here."""
-    assert set(FIELDS) | {"fail_closed", "untold_burst_s"} == {field.name for field in fields(Limits)}
+    assert set(FIELDS) | {"fail_closed", "unstated_burst_s"} == {field.name for field in fields(Limits)}
 
 
 AMOUNTS = st.one_of(st.none(), st.integers(1, 9))

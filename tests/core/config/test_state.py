@@ -506,7 +506,7 @@ def test_description_shows_what_fails_closed(tmp_path: Path) -> None:
     assert limits == {
         "requests_per_min": 1,
         "tokens_per_min": 2,
-        "untold_burst_s": 10,
+        "unstated_burst_s": 10,
         "fail_closed": ["requests_per_min", "tokens_per_min"],
     }
     assert shown["keys"][0]["limits"] == {"requests_per_min": 1}

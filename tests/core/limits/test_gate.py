@@ -1010,7 +1010,7 @@ class Ear:
 
 def test_too_many_at_once_is_no_word_on_the_rate() -> None:
     """Nobody has told the burst, and 15 of the first 20 are refused: less goes at once, at the same rate; others hear."""
-    gate = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
+    gate = new_gate(LEARNING, requests_per_min=1200, unstated_burst_s=10.0)
     ear = Ear(gate)
     flight = [take(gate, 0.0) for _ in range(20)]
     assert reservation.admit(gate, Cost(), 0.0) != 0.0
@@ -1023,14 +1023,14 @@ def test_too_many_at_once_is_no_word_on_the_rate() -> None:
     assert not any(row.name.startswith("found") for row in gate.rows(0.1))
     assert reservation.admit(gate, Cost(), 1.1) == 0.0
     assert ear.said[-1] == (BURST, 5.0)
-    other = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
+    other = new_gate(LEARNING, requests_per_min=1200, unstated_burst_s=10.0)
     other.peer_learned(*ear.said[-1], 60.0, 0.0)
     assert [row.capacity for row in other.rows(0.0)] == [5.0]
 
 
 def test_nobody_is_turned_away_on_the_strength_of_a_guess() -> None:
     """Until a refusal has told the burst, a wait is predicted as if ten seconds' worth went at once."""
-    gate = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
+    gate = new_gate(LEARNING, requests_per_min=1200, unstated_burst_s=10.0)
     ahead = Cost(requests=150)
     before = reservation.ready_at(gate, Cost(), 0.0, ahead)
     refuse(gate, take(gate, 0.0), 0.0, retry_after(1))

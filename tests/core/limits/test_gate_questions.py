@@ -24,7 +24,7 @@ LIMITS = st.builds(
     requests_per_min=st.sampled_from([None, 6.0, 60.0, 3000.0]),
     tokens_per_min=st.sampled_from([None, 1000.0, 60_000.0]),
     max_concurrency=st.sampled_from([None, None, 2]),
-    untold_burst_s=st.sampled_from([None, 10.0]),
+    unstated_burst_s=st.sampled_from([None, 10.0]),
 )
 COUNTINGS = st.builds(Counting, learns=st.booleans(), adaptive=st.booleans(), arrival_lag_s=st.sampled_from([0.0, 0.2]))
 STEPS = st.lists(

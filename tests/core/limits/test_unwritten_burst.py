@@ -20,7 +20,7 @@ def level(limits: LimitSet, now: float = 0.0) -> float:
 
 def limits_of(burst: float | None = None) -> LimitSet:
     """As a target of a config has them."""
-    return LimitSet(Limits(requests_per_min=RPM, request_burst=burst, untold_burst_s=10.0), 0.0)
+    return LimitSet(Limits(requests_per_min=RPM, request_burst=burst, unstated_burst_s=10.0), 0.0)
 
 
 def test_a_seconds_worth_goes_at_once_until_more_is_known_to() -> None:
@@ -146,9 +146,9 @@ def test_a_new_burst_is_in_force_at_once() -> None:
     """After a reload, and back."""
     limits = limits_of(600.0)
 
-    limits.table.configure(Limits(requests_per_min=RPM, untold_burst_s=10.0), 0.0)
+    limits.table.configure(Limits(requests_per_min=RPM, unstated_burst_s=10.0), 0.0)
     assert level(limits) == 10
-    limits.table.configure(Limits(requests_per_min=RPM, request_burst=300.0, untold_burst_s=10.0), 0.0)
+    limits.table.configure(Limits(requests_per_min=RPM, request_burst=300.0, unstated_burst_s=10.0), 0.0)
     assert level(limits, 60.0) == 300
 
 

@@ -23,7 +23,7 @@ from tests.sweeps import sampled
 
 TOLD = Limits(requests_per_min=600, request_burst=10)
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
-LEARNED = Limits(untold_burst_s=5.0)
+LEARNED = Limits(unstated_burst_s=5.0)
 """As the config compiles it where nothing is written down."""
 
 

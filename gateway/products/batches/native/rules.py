@@ -349,7 +349,7 @@ def of_mark(mark: dict[str, Any]) -> Part:
     return Part(**{**empty, **mark, "phase": PartPhase(mark["phase"])})
 
 
-def mark_asked(part: Part, lines: int = 0) -> Part:
+def mark_queried(part: Part, lines: int = 0) -> Part:
     """Returns the part once its phase's thing is about to be asked of the provider, `lines` of it with the request."""
     return replace(part, is_asked=True, misses=0, unseen_at=0.0, lines=lines)
 
@@ -429,9 +429,9 @@ def _ended(part: Part, batch: RemoteBatch, now: float, least_poll_s: float) -> P
         if batch.is_full and not part.is_wanted:
             return _to(_renamed(part), PartPhase.CREATING, now, in_s=FULL_S)  # another batch of the same file
         why = f"the provider's batch has failed: {batch.code or 'no reason given'} {batch.message}".strip()
-    is_untold = not batch.output and (batch.completed > 0 or not batch.errors)
+    is_unreported = not batch.output and (batch.completed > 0 or not batch.errors)
     looks = WITHOUT_FILES if batch.status == "completed" or batch.completed else WITHOUT_ANSWERS
-    if is_untold and batch.status != "failed" and part.misses + 1 < looks:
+    if is_unreported and batch.status != "failed" and part.misses + 1 < looks:
         wait_s = CANCEL_POLL_S if part.is_wanted else least_poll_s
         return replace(part, misses=part.misses + 1, due=now + wait_s)
     part = replace(part, output=batch.output, errors=batch.errors)

@@ -462,7 +462,7 @@ class NativeParts:
             if not part.is_asked and part.phase in (PartPhase.UPLOADING, PartPhase.CREATING):
                 window = SendWindow(self._clock)
                 lines = 0 if source is None else source.lines
-                part = await self._kept(running, chunk, parts.mark_asked(part, lines))
+                part = await self._kept(running, chunk, parts.mark_queried(part, lines))
                 event = await self._requests.ask(running.work.job, part, provider, source, window)
             elif part.phase is PartPhase.FETCHING:
                 rules = self._rules_of(running.work.job).batches

@@ -121,9 +121,9 @@ def test_whatever_is_heard_it_asks_for_a_batch_once_and_ends_once(events: list[P
             continue
         if part.phase is PartPhase.CREATING and not part.is_asked:
             assert not may_exist, "a second batch is asked for, and nothing says that there is no first"
-            part, may_exist, asked_at = rules.mark_asked(part), True, now
+            part, may_exist, asked_at = rules.mark_queried(part), True, now
         elif part.phase is PartPhase.UPLOADING and not part.is_asked:
-            part = rules.mark_asked(part)
+            part = rules.mark_queried(part)
         if part.phase is PartPhase.CREATING:
             is_over = isinstance(event, BatchThere) and event.batch.is_over
             may_exist = may_exist and not isinstance(event, Refused | Unsent) and not is_over
@@ -163,7 +163,7 @@ def test_where_lines_go_along_it_asks_again_only_when_none_was_seen_for_long(
         assert part.phase not in (PartPhase.UPLOADING, PartPhase.RECALLING)
         if part.phase is PartPhase.CREATING and not part.is_asked:
             assert not may_exist, "a second batch is asked for, and nothing says that there is no first"
-            part, may_exist, seen_none_since = rules.mark_asked(part, 7), True, 0.0
+            part, may_exist, seen_none_since = rules.mark_queried(part, 7), True, 0.0
         before = part
         if part.phase is PartPhase.CREATING and isinstance(event, NotListed | Unsure):
             seen_none_since = seen_none_since or now or 1e-9
@@ -185,7 +185,7 @@ def test_a_part_that_is_wanted_back_ends_whatever_is_heard_again_and_again(
     """No provider keeps a line for ever."""
     part, now = begun(is_inline=is_inline), 0.0
     for event in events:
-        part = rules.advanced(rules.mark_asked(part), event, now, 15.0) if fits(part, event) else part
+        part = rules.advanced(rules.mark_queried(part), event, now, 15.0) if fits(part, event) else part
         now = max(now, part.due)
     part = rules.recall(part, now, "late")
     rounds = 0
