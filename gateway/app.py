@@ -33,6 +33,7 @@ from gateway.admin.operations import (
     metrics_route,
     state_routes,
 )
+from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
@@ -89,6 +90,7 @@ from gateway.products.jobs.webhooks.http import webhook_routes
 from gateway.products.jobs.webhooks.outward import AddressGuard, open_outwards
 from gateway.products.jobs.webhooks.rules import deliveries_of
 from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
+from gateway.products.realtime.service import RealtimeSessions
 from gateway.products.realtime.upstream import SocketWire
 from gateway.products.responses.http import ResponseEndpoint
 from gateway.products.responses.socket import ResponseSocketDoor
@@ -164,17 +166,17 @@ class Gateway:
             self._telemetry,
             self._watch,
             self._admission,
-            self._store,
             self._draw,
-            self._savings,
-            self._kept_clock,
-            self._runs,
         )
+        self._products = install_products(
+            self._pipeline, self._store, savings=self._savings, kept_clock=self._kept_clock, runs=self._runs
+        )
+        self._realtime = RealtimeSessions(self._pipeline, self._products.runs)
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)
         if self._shared is not None:
             self._follow_news(self._shared)
-        replays = self._pipeline.replays
+        replays = self._products.replays
         self._cache_desk = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
         self._make_call = CallMaker(self._policies, self._clock)
         self._overload = Shedding(container_bytes())
@@ -211,7 +213,7 @@ class Gateway:
             runs=self._runs,
             models=self._models,
             memory=self._languages.memory,
-            realtime=self._pipeline.realtime,
+            realtime=self._realtime,
         )
         self._telemetry.before_scrape = self._housekeeping.fill_gauges
 
@@ -293,9 +295,9 @@ class Gateway:
             await self._jobs.aclose()
         for server in self._servers:
             await server.stop()
-        if self._pipeline.replays.layers.semantic is not None:
-            await self._pipeline.replays.layers.semantic.aclose()  # embeddings under way are awaited, too
-        await self._pipeline.aclose()
+        if self._products.replays.layers.semantic is not None:
+            await self._products.replays.layers.semantic.aclose()  # embeddings under way are awaited, too
+        await self._products.replays.aclose()
         if self._admission.sharing is not None:
             await self._admission.sharing.aclose()
         for part in (self._runs, self._store, self._models, self._clouds, self._pools):
@@ -326,7 +328,7 @@ class Gateway:
 
     def _prepare_semantic(self, policy: PolicySnapshot) -> None:
         """Opens what the semantic cache needs, where a model has one; may take long, and may run in any thread."""
-        layers = self._pipeline.replays.layers
+        layers = self._products.replays.layers
         layers.semantic = open_semantic(policy, layers.semantic, self._embedders, self._kept_clock, self._store.vectors)
 
     def _follow_news(self, shared: SharedStore) -> None:
@@ -335,7 +337,7 @@ class Gateway:
         from gateway.features.reuse.redis_answers import decode_selection
         from gateway.features.semantic.redis import decode_news  # loaded where stores are shared, too
 
-        layers = self._pipeline.replays.layers
+        layers = self._products.replays.layers
 
         def on_vector(detail: bytes) -> None:
             if layers.semantic is not None:
@@ -350,6 +352,7 @@ class Gateway:
     def _build_jobs(self) -> JobWork | None:
         """Returns durable work over the pipeline; None: the config has none."""
         policies, pipeline, admission, runs = self._policies, self._pipeline, self._admission, self._runs
+        steps = self._products.steps
         settings, leaving = policies.current.jobs.settings, policies.current.webhook_settings
         if not settings.is_on:
             return None
@@ -364,7 +367,7 @@ class Gateway:
             return deliveries_of(ended, policies.current.webhooks)
 
         async def last_users(grace_s: float) -> None:
-            await pipeline.steps.drain(grace_s)
+            await steps.drain(grace_s)
             await runs.tick()  # what steps have cost is told to their runs
 
         if settings.redis is not None and settings.files == IN_REDIS:
@@ -395,7 +398,7 @@ class Gateway:
             last_users=last_users,
         )
         # Steps and their runs are kept in the store of jobs, whose work needs the pipeline: so they get the store only here.
-        pipeline.steps.kept.open, pipeline.steps.kept.write_behind = work.engine.store, runs.write_behind
+        steps.kept.open, steps.kept.write_behind = work.engine.store, runs.write_behind
         runs.durable = DurableRuns(work.engine.store, work.engine.reader)
         return work
 
@@ -427,12 +430,12 @@ class Gateway:
             ),
             *RunRoutes(self._policies, self._runs, self._kept_clock).routes(),
         ]
-        self._pipeline.realtime.present = lambda: self._policies.current
+        self._realtime.present = lambda: self._policies.current
         of_sockets = (self._policies, meter, self._clock, self._inflight)
         targets = SocketTargets(lambda provider, model: SocketWire(provider, model, self._pools))
         of_responses = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "responses")
         sockets = SocketDoors(
-            RealtimeEndpoint(self._pipeline.realtime, edge.intake, targets, meter, self._clock, self._inflight),
+            RealtimeEndpoint(self._realtime, edge.intake, targets, meter, self._clock, self._inflight),
             ResponseSocketDoor(edge, of_responses, *of_sockets),
         )
         admin = policy.server.admin_listen
@@ -480,7 +483,7 @@ class Gateway:
             ),
             *cache_routes(policies, self._cache_desk, self._savings),
             *backup_routes(policies, state_file, find_jobs_file),
-            *object_routes(policies, self._pipeline.ownership),
+            *object_routes(policies, self._products.ownership),
             *job_admin_routes(policies, jobs),
             *webhook_routes(policies, None if jobs is None else jobs.webhooks, clock),
             *dead_letter_routes(policies, jobs, clock),
@@ -501,8 +504,8 @@ class Gateway:
         self._telemetry.state_changed(is_up)
         if self._admission.sharing is not None:
             self._admission.sharing.changed(is_up)
-        if is_up and self._pipeline.replays.layers.semantic is not None:
-            self._pipeline.replays.layers.semantic.reload()
+        if is_up and self._products.replays.layers.semantic is not None:
+            self._products.replays.layers.semantic.reload()
 
 
 async def _open_store(settings: JobSettings, clock: Clock, following: CountedEnds) -> JobStore:

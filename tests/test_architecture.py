@@ -17,6 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "admin": {"core", "dialects", "features", "products", "routes"},
     "app": {
         "admin",
+        "call_products",
         "core",
         "credentials",
         "dialects",
@@ -30,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "routes",
         "settings",
     },
+    "call_products": {"core", "dialects", "features"},
     "cli": {"admin", "core", "demo", "drivers", "emulator", "features", "products", "settings", "workers"},
     "credentials": {"core", "products"},
     "demo": {"app", "core", "emulator", "products", "settings"},

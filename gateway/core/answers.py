@@ -12,14 +12,14 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.core.call import Call
+from gateway.core.call import Call, FirstAnswer
 from gateway.core.clock import Clock
-from gateway.core.error_tables import Diagnosis, in_band_status
+from gateway.core.error_tables import in_band_status
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import estimated_usage, media_usage
 from gateway.core.openai import json_edit
@@ -40,7 +40,7 @@ from gateway.core.openai.sse import (
 from gateway.core.openai.transcript import usage_in
 from gateway.core.openai.usage import add_beside, estimate_tokens, find_usage, read_usage
 from gateway.core.openai.vectors import asks_base64, chunks_with_base64, with_base64
-from gateway.core.relay import OverlongStream, RawRelay, SseRelay, read_whole
+from gateway.core.relay import RawRelay, SseRelay, read_whole
 from gateway.core.snapshot import Target, upstream_model
 from gateway.core.types import (
     Answer,
@@ -55,7 +55,6 @@ from gateway.core.types import (
     RawHeaders,
     Spliced,
     UpstreamFailed,
-    Usage,
 )
 from gateway.dialects.conversion import as_whole
 from gateway.features.ownership.objects import ObjectAccess
@@ -84,23 +83,6 @@ COMPLETED = frozenset(("embeddings", "images"))
 """Endpoints whose whole answers, or their usage, get what they lack."""
 PASSING_CODES = ("server_error", "rate_limit_exceeded", "vector_store_timeout")
 """Why a response has failed, where another attempt may do better."""
-
-
-@dataclass(slots=True)
-class FirstAnswer:
-    """An answer that can be given to the client: whole, or as a relay. `diagnosis` is None for a success."""
-
-    target: Target
-    status: int
-    headers: RawHeaders
-    body: bytes = b""
-    usage: Usage | None = None
-    relay: SseRelay | RawRelay | OverlongStream | None = None
-    diagnosis: Diagnosis | None = None
-
-    @property
-    def error_class(self) -> ErrorClass | None:
-        return None if self.diagnosis is None else self.diagnosis.error_class
 
 
 async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadlines) -> FirstAnswer:

@@ -14,9 +14,9 @@ from math import inf
 from typing import Any
 
 from gateway.core.admission.admission import Admission
-from gateway.core.answers import JSON_TYPE, AttemptDeadlines, FirstAnswer, dispatch
+from gateway.core.answers import JSON_TYPE, AttemptDeadlines, dispatch
 from gateway.core.balancing import Action
-from gateway.core.call import Call
+from gateway.core.call import Call, FirstAnswer
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, error_object, is_openai_shaped
 from gateway.core.errors import (

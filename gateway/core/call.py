@@ -1,30 +1,58 @@
-"""A request's life as data: Call, CacheOutcome, Reply, CallRecord.
+"""A request's life as data, and the hooks by which products take part in it.
 
-Decisions see a call as a `Request` only. A `Call` belongs to one client request and is only ever
-touched by that request's task.
+In this order: the call, with its typed slots; what came back for it; its reply and its account; then `CallFeature` and how the
+features of a route are compiled. Decisions see a call as a `Request` only. A `Call` belongs to one client request and is only
+touched by the task that serves it. A product gives the calls of a route a `CallFeature`, or None: then it costs these calls
+nothing. The core knows no product by name; the list of them is in `gateway/call_products.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any, Protocol
+from functools import partial, reduce
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import Reservation
 from gateway.core.openai.bodies import Large
 from gateway.core.openai.usage import added
 from gateway.core.retry_budgets import Reserved, Retry
-from gateway.core.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types import Attempt, Endpoint, Kept, Lane, RawHeaders, Skips, Usage
+from gateway.core.snapshot import Key, Model, PolicySnapshot, Target
+from gateway.core.types import Attempt, Clocks, Endpoint, ErrorClass, Kept, Lane, RawHeaders, Skips, Usage
 from gateway.features.degrade.rules import LoweredCall
 from gateway.features.output.rules import OutputResult, OutputRule, StreamedTexts, Violation
 from gateway.features.output.schema import OutputSchema
 from gateway.features.ownership.objects import ObjectAccess
 from gateway.features.runs.rules import RunPart
+
+T = TypeVar("T")
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+Chunks: TypeAlias = AsyncGenerator[bytes, None]
+
+
+class Slot(Generic[T]):
+    """A typed place on a call for the state of one feature. Private to the product that makes it."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def put(self, call: Call, value: T) -> T:
+        """Stores the value on the call, in place of an earlier one; returns it."""
+        if call.slots is None:
+            call.slots = {}
+        call.slots[self] = value
+        return value
+
+    def find(self, call: Call) -> T | None:
+        """Returns the value on the call; None: there is none."""
+        return None if call.slots is None else call.slots.get(self)
 
 
 class OtherAttempt(Protocol):
@@ -215,6 +243,51 @@ class Call:
     """Its access to objects that the provider keeps, where tenants share its account; None: nothing."""
     output_check: OutputCheck | None = None
     """The check of its answer; None: there is nothing to check."""
+    hooks: Hooks | None = None
+    """The hooks of its route; None: it was made inside the process, and `Pipeline.handle` compiles them."""
+    slots: dict[Slot[Any], Any] | None = None
+    """The state of the features that take part in it; None: there is none yet."""
+    is_led: bool = False
+    """A feature serves it in a task of its own, which closes its account."""
+
+
+Ending: TypeAlias = Callable[[str, Usage | None, int], None]
+"""Called with how a stream has ended, the usage that was reported, and the estimated tokens of output that have come."""
+
+
+class Relay(Protocol):
+    """A stream on its way to the client: an event stream, a raw body, or one whose beginning was held back."""
+
+    def chunks(self, on_end: Ending, clocks: Clocks, now: Callable[[], float]) -> Chunks:
+        """Yields the stream from its first byte; `on_end` is called once with how it has ended. To be iterated once."""
+        ...
+
+    def account(self) -> tuple[Usage | None, int]:
+        """Returns the usage and the estimated tokens of what has come, as `on_end` gets them."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stops reading the stream, and closes it."""
+        ...
+
+
+@dataclass(slots=True)
+class FirstAnswer:
+    """An answer that can be given to the client: whole, or as a relay. `diagnosis` is None for a success."""
+
+    target: Target
+    status: int
+    headers: RawHeaders
+    body: bytes = b""
+    usage: Usage | None = None
+    relay: Relay | None = None
+    diagnosis: Diagnosis | None = None
+    endings: tuple[Ending, ...] = ()
+    """Called when the relay of a stream ends, before its account is closed."""
+
+    @property
+    def error_class(self) -> ErrorClass | None:
+        return None if self.diagnosis is None else self.diagnosis.error_class
 
 
 async def _nothing_to_close() -> None:
@@ -255,5 +328,116 @@ class CallRecord:
     time_to_first_byte_s: float | None
     estimated_retries_usd: float = 0.0
     """The part of `retries_usd` that no provider has reported a usage for."""
+    fields: Mapping[str, object] | None = None
+    """The fields that products add to its line in the call log."""
     estimated_usd: float | None = None
     """The part of `cost_usd` that rests on an estimate; None: all of it where the usage is one, else nothing."""
+
+
+# --- features: what products do around a call ---
+
+Serve: TypeAlias = Callable[[Call], Awaitable[Reply]]
+Open: TypeAlias = Callable[[Call], Awaitable[FirstAnswer]]
+
+
+class CallFeature:
+    """What one product does for the calls of one route. A hook that a class does not override is not called.
+
+    | hook    | when                                       | may                                               | must not     |
+    |---------|--------------------------------------------|---------------------------------------------------|--------------|
+    | read    | the request is parsed, nothing is reserved | fill its slot, raise a GatewayError               | wait, reserve|
+    | serve   | around the whole call, the outermost first | answer itself, wait, call `next` once, raise      | read the prov|
+    | open    | around all attempts, before a client byte  | replace the answer, ask again, read whole bodies  | close the acc|
+    | relay   | around the chunks of a stream              | read and hold back chunks                         | add to an eve|
+    | headers | an answer's or error's headers are made    | append headers                                    | wait, raise  |
+    | closed  | the account has been closed, once          | count, charge, return fields for the call log     | wait         |
+
+    `read`, `headers` and `closed` are sync. A defect in `closed` is logged and hurts nobody. A feature that runs `next` in a
+    task of its own (single flight) owns that task until the gateway stops, and sets `Call.is_led`.
+    """
+
+    __slots__ = ()
+
+    def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Reads what the request asks of this feature; `headers` are those of the client, by lower-case name."""
+
+    def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
+        """Returns the reply to the call. Raises the GatewayError that the client gets; `handle` closes the account."""
+        return next(call)
+
+    def open(self, call: Call, next: Open) -> Awaitable[FirstAnswer]:
+        """Returns the answer that is final."""
+        return next(call)
+
+    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+        """Returns the chunks of a stream as they go on to the client."""
+        return chunks
+
+    def headers(self, call: Call, headers: Headers) -> None:
+        """Appends to the `x-gateway-*` headers of an answer or error."""
+
+    def closed(self, record: CallRecord) -> Mapping[str, object] | None:
+        """Counts the call; returns fields for its line in the call log, None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFacts:
+    """What is the same for all calls of a route."""
+
+    policy: PolicySnapshot
+    key: Key
+    model: Model
+    endpoint: Endpoint
+    has_own_credential: bool
+    """The caller's own credential pays at the targets that have none."""
+
+
+class CallProduct(Protocol):
+    """A product that takes part in calls."""
+
+    options: frozenset[bytes]
+    """The request headers, in lower case, by which a single call asks for the product."""
+
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns its feature for calls of this route that bring the headers `asked`; None: it does nothing for them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The hooks of a route, ready to be called: each is empty, or the core's own, where no feature overrides it."""
+
+    serve: Serve
+    open: Open
+    read: tuple[Callable[[Call, Mapping[bytes, bytes]], None], ...] = ()
+    relay: tuple[Callable[[Call, FirstAnswer, Chunks], Chunks], ...] = ()
+    headers: tuple[Callable[[Call, Headers], None], ...] = ()
+    closed: tuple[Callable[[CallRecord], Mapping[str, object] | None], ...] = ()
+
+
+def compile_hooks(features: Sequence[CallFeature], serve: Serve, open: Open) -> Hooks:
+    """Returns the hooks of a route with these features, the outermost first, around the pipeline's own `serve` and `open`."""
+    for feature in reversed(features):
+        if _overrides(feature, "serve"):
+            serve = partial(feature.serve, next=serve)
+        if _overrides(feature, "open"):
+            open = partial(feature.open, next=open)
+    return Hooks(
+        serve,
+        open,
+        read=tuple(one.read for one in features if _overrides(one, "read")),
+        # The innermost reads the provider's chunks first.
+        relay=tuple(one.relay for one in reversed(features) if _overrides(one, "relay")),
+        headers=tuple(one.headers for one in features if _overrides(one, "headers")),
+        closed=tuple(one.closed for one in features if _overrides(one, "closed")),
+    )
+
+
+def features_of(products: Iterable[CallProduct], facts: RouteFacts, asked: frozenset[bytes]) -> list[CallFeature]:
+    """Returns the features that the products, the outermost first, have for a route and the options that a call asks for."""
+    return [feature for product in products if (feature := product.for_route(facts, asked)) is not None]
+
+
+def _overrides(feature: CallFeature, hook: str) -> bool:
+    own: Any = getattr(type(feature), hook)
+    return own is not getattr(CallFeature, hook)

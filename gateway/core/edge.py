@@ -32,12 +32,11 @@ from gateway.core.ledger import answer_headers
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter
 from gateway.core.relay import StreamBroken
-from gateway.core.render import around_json, named_request, on_one_line, own_error_event, whole_as_events
+from gateway.core.render import around_json, on_one_line, own_error_event, whole_as_events
 from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.dialects.conversion import as_stream
-from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.reuse.layers import wants_usage
 from gateway.products.jobs.calls import ServeCall
 from gateway.products.jobs.respond_async import AsyncAnswers
@@ -153,7 +152,7 @@ class Edge:
         self._meter = meter
         self._clock = clock
         self._inflight = inflight
-        self.intake = Intake(policies, clock, inflight, Shedding() if overload is None else overload)
+        self.intake = Intake(policies, clock, inflight, Shedding() if overload is None else overload, pipeline)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, _receive: Receive, _send: Send) -> None:
         """Serve a request to a data-plane endpoint that came by way of ASGI, from one of our own connections."""
@@ -239,20 +238,9 @@ class Edge:
 
     def _handle_of(self, served: ServedRequest) -> ServeCall:
         """What serves a call that is not plain."""
-        if served.cycle.endpoint.sse == "messages":
-            return self._handle_message
-        if served.cycle.endpoint.name == COUNT_GENERATED:
-            return self._pipeline.counts.handle
         if served.plan.keeping is not None and self.responses is not None:
             return partial(self.responses.handle, served)
         return self._pipeline.handle
-
-    async def _handle_message(self, call: Call) -> Reply:
-        """The answer to a caller of Messages."""
-        handle = self._pipeline.counts.handle if call.endpoint.name == COUNT_TOKENS else self._pipeline.handle
-        reply = await handle(call)
-        named_request(reply.headers)
-        return reply
 
     async def _handle_alive(self, call: Call, comment: Callable[[bytes], bool], handle: ServeCall) -> Reply:
         """As `handle`, and signs of life for the client who waits."""

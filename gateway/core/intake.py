@@ -16,6 +16,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from math import inf
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.core import request_fields
-from gateway.core.call import Call
+from gateway.core.call import Call, Hooks
 from gateway.core.clock import Clock
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, GatewayOverloaded, InvalidRequest, ShuttingDown
 from gateway.core.http.writing import AnyCycle, AsgiCycle, begin_stream, too_large, write_chunk
@@ -42,6 +43,7 @@ from gateway.core.patience import (
     client_of,
     patience_s,
 )
+from gateway.core.pipeline import Pipeline
 from gateway.core.render import named_request, new_request_id
 from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePlans, form_boundary, peek, plan_route
 from gateway.core.snapshot import Key, Policies
@@ -50,6 +52,7 @@ from gateway.core.waiting import Shedding
 from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.runs.step import (
     BAGGAGE,
+    METADATA,
     OUTCOME,
     RUN,
     STEP,
@@ -67,7 +70,7 @@ from gateway.products.pipelines.http import await_run
 if TYPE_CHECKING:
     from gateway.core.call import Call
     from gateway.core.request_fields import RoutePlan
-    from gateway.core.snapshot import Key, PolicySnapshot
+    from gateway.core.snapshot import Key, Model, PolicySnapshot
     from gateway.core.types import Lane
     from gateway.core.websocket import SocketEnd
 
@@ -435,13 +438,18 @@ class Intake:
         "_overload",
         "_parts",
         "_passed_through",
+        "_pipeline",
         "_plans",
         "_policies",
         "large_bodies",
         "patience",
     )
 
-    def __init__(self, policies: Policies, clock: Clock, inflight: InFlight, overload: Shedding) -> None:
+    def __init__(
+        self, policies: Policies, clock: Clock, inflight: InFlight, overload: Shedding, pipeline: Pipeline
+    ) -> None:
+        """`pipeline` compiles the hooks of routes."""
+        self._pipeline = pipeline
         self._policies = policies
         self._clock = clock
         self._inflight = inflight
@@ -669,6 +677,14 @@ class Intake:
             served.task,
             plan.output,
         )
+        call.hooks = plan.hooks
+        asks_by_metadata = peeked.metadata is not None
+        if served.has_options or asks_by_metadata:
+            asked = self._pipeline.options.intersection(index)
+            if asks_by_metadata:
+                asked |= {METADATA}
+            if asked:
+                call.hooks = self._hooks_for(plan, asked)
         if served.has_options:
             if b"prefer" in index and policy.jobs.is_on and endpoint.request != "any" and endpoint.name not in AT_ONCE:
                 wait_s = responds_async(headers)
@@ -748,13 +764,20 @@ class Intake:
                 call.part.step, call.part.is_durable = step, True
             call.idempotency_key = None  # the step says what is the same
 
+    def _hooks_for(self, plan: RoutePlan, asked: frozenset[bytes]) -> Hooks:
+        """Returns the hooks of calls along this route that ask for these options; compiled once."""
+        hooks = plan.variants.get(asked)
+        if hooks is None:
+            hooks = plan.variants[asked] = self._pipeline.hooks_of(plan.facts, asked)
+        return hooks
+
     def _find_plan(self, served: ServedRequest, plans: RoutePlans, name: str) -> RoutePlan:
         """The plan of a route that has none yet. Raises NotFound or Forbidden."""
         policy, key, endpoint = served.policy, served.key, served.cycle.endpoint
         is_callers = served.credential is not None
         if endpoint.request != "any" and name:
             model = request_fields.find_model(policy, key, name)
-            plan = plan_route(policy, key, model, endpoint, is_callers=is_callers)
+            plan = self._plan(policy, key, model, endpoint, is_callers=is_callers)
             if model.pipeline is not None:  # not remembered: each of its calls comes by here, and no other is asked
                 served.wait_s = await_run(policy, name)
                 return plan
@@ -768,4 +791,10 @@ class Intake:
             request_fields.refuse_unpriced(key, request_fields.OTHER, scope["method"], endpoint.path)
         if unnamed is None:
             endpoint, unnamed = request_fields.OTHER, request_fields.relayed_by(policy, key, scope)
-        return plan_route(policy, key, unnamed, endpoint, is_callers=is_callers)
+        return self._plan(policy, key, unnamed, endpoint, is_callers=is_callers)
+
+    def _plan(
+        self, policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint, *, is_callers: bool
+    ) -> RoutePlan:
+        plan = plan_route(policy, key, model, endpoint, is_callers=is_callers)
+        return replace(plan, hooks=self._pipeline.hooks_of(plan.facts, frozenset()))

@@ -8,6 +8,7 @@ units times the rates of the moment; a price that is not known is None, "not pri
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,6 +51,7 @@ from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, deare
 from gateway.core.snapshot import Rates, Target, upstream_model
 from gateway.core.types import ALL_TEXT, Attempt, Gap, How, RawHeaders, Usage, UsageParts, shown
 
+log = logging.getLogger("gateway")
 CLIENT_GONE_STATUS = 499
 INTERNAL_ERROR = "internal_error"
 
@@ -63,14 +65,14 @@ def _nobody_pays(_call: Call, _usd: float) -> None:
     return None
 
 
-def _nobody_notes(_call: Call) -> None:
-    return None
+def _nothing_unfinished(_call: Call, _now: float) -> tuple[None, None]:
+    return None, None
 
 
 class Accounts:
     """Closes the accounts of calls and reports them to the meter."""
 
-    __slots__ = ("_charge", "_clock", "_count_in_run", "_meter", "_note", "_release", "opened")
+    __slots__ = ("_charge", "_clock", "_meter", "_price_unfinished", "_release", "opened")
 
     def __init__(
         self,
@@ -78,14 +80,12 @@ class Accounts:
         meter: Meter,
         release: Callable[[Call, Usage | None], None],
         charge: Callable[[Call, float], None] = _nobody_pays,
-        note: Callable[[Call], None] = _nobody_notes,
-        count_in_run: Callable[[Call, str, float | None, float], None] | None = None,
+        price_unfinished: Callable[[Call, float], tuple[Target | None, Usage | None]] = _nothing_unfinished,
     ) -> None:
-        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key, `note` is
-        told of calls that may have been spared, `count_in_run` of those that are parts of runs.
+        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key,
+        `price_unfinished` returns the target and the usage of an attempt in flight that is given up.
         """
-        self._count_in_run = count_in_run
-        self._note = note
+        self._price_unfinished = price_unfinished
         self._release = release
         self._charge = charge
         self._clock = clock
@@ -137,13 +137,13 @@ class Accounts:
         self,
         call: Call,
         stopped: asyncio.CancelledError,
-        target: Target | None = None,
-        usage: Usage | None = None,
     ) -> None:
-        """Closes the account of a call that was cancelled; `usage` is what its attempt in flight may have used, which teaches
-        the limits nothing."""
+        """Closes the account of a call that was cancelled; what its attempt in flight may have used is priced, and teaches the
+        limits nothing."""
         if call.settled:
             return
+        # Settling ends the attempt, and only an attempt in flight gets a price: first this, then that.
+        target, usage = self._price_unfinished(call, self._clock.monotonic())
         call.settled = True
         call.outcome = outcome = why_stopped(stopped)
         try:
@@ -201,10 +201,6 @@ class Accounts:
         first_byte_s = None
         if last is not None and last.first_byte_at is not None:
             first_byte_s = last.first_byte_at - last.started_at
-        if call.replay is not None:
-            self._note(call)
-        if call.part is not None and self._count_in_run is not None:
-            self._count_in_run(call, outcome, cost, retries_usd)
         record = CallRecord(
             call,
             status,
@@ -220,6 +216,17 @@ class Accounts:
             record.estimated_retries_usd = known_usd([one for one in retries if not one.is_cost_reported]) or 0.0
         if estimated_usd is not None:
             record.estimated_usd = estimated_usd
+        hooks = call.hooks
+        for closed in () if hooks is None else hooks.closed:
+            try:
+                fields = closed(record)
+            except (
+                Exception
+            ):  # the account is closed: a defect of a product must not undo that, nor keep others from it
+                log.exception("a product failed at the end of call %s", call.id)
+            else:
+                if fields:
+                    record.fields = {**(record.fields or {}), **fields}
         self._meter.settled(record)
 
 

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.keys import CallBudgets, token_cost
-from gateway.core.answers import AttemptDeadlines, FirstAnswer, Open, Task, clocks_of, dispatch
+from gateway.core.answers import AttemptDeadlines, Open, Task, clocks_of, dispatch
 from gateway.core.balancing import Hedging
-from gateway.core.call import Call
+from gateway.core.call import Call, FirstAnswer
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.health.breaker import Breaker

@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import orjson
 
+from gateway.core.call import Hooks, RouteFacts
 from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
 from gateway.core.openai.bodies import (
     PEEKED_BYTES,
@@ -86,11 +87,16 @@ class RoutePlan:
     takes_interim: bool
     """True if a call that is no stream and waits may get interim responses."""
     is_plain: bool
-    """True if its calls are served as they come: nobody keeps their responses, and their answers are in OpenAI's form."""
+    """True if its calls are served as they come: nobody keeps their responses."""
     keeping: Keeping | None
     """Who keeps the responses of its calls; None: they make none, or it is none of the gateway's business."""
     output: OutputRule | None
     """What the answers have to be, by the model's policy; None: whatever they are."""
+    facts: RouteFacts
+    hooks: Hooks | None = None
+    """The hooks of calls that ask for nothing by their headers; None: not compiled."""
+    variants: dict[frozenset[bytes], Hooks] = field(default_factory=dict, repr=False, compare=False)
+    """The hooks of other calls, by the options that they ask for; compiled when the first of them comes."""
 
 
 def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint, *, is_callers: bool) -> RoutePlan:
@@ -114,9 +120,10 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         is_restricted=key.allows is not None,
         takes_comments=(endpoint.usage_option or endpoint.sse != "chat") and endpoint.sse != "generate",
         takes_interim=model.holding.interim is not None,
-        is_plain=keeping is None and endpoint.sse not in ("messages", "generate"),
+        is_plain=keeping is None,
         keeping=keeping,
         output=model.output if endpoint.name in CHECKED else None,
+        facts=RouteFacts(policy, key, model, endpoint, is_callers),
     )
 
 

@@ -12,8 +12,8 @@ import asyncio
 import orjson
 
 from gateway.core.admission.admission import Admission
-from gateway.core.answers import JSON_TYPE, AttemptDeadlines, FirstAnswer, dispatch
-from gateway.core.call import Call, Reply
+from gateway.core.answers import JSON_TYPE, AttemptDeadlines, dispatch
+from gateway.core.call import Call, CallFeature, FirstAnswer, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Accounts, answer_headers
@@ -36,10 +36,12 @@ CREDENTIALS_FAULTS = frozenset((401, 403))
 ESTIMATED = (b"x-gateway-estimated", b"true")
 
 
-class TokenCounts:
+class TokenCounts(CallFeature):
     """Answers questions for the tokens of a request. One per process; holds no state of any call."""
 
     __slots__ = ("_accounts", "_admission", "_clock", "_returned", "_returned_by_many", "_watch")
+
+    options: frozenset[bytes] = frozenset()
 
     def __init__(self, clock: Clock, admission: Admission, accounts: Accounts) -> None:
         self._clock = clock
@@ -49,11 +51,13 @@ class TokenCounts:
         self._returned_by_many = response_headers(limits=False)
         self._watch = AttemptDeadlines()  # nobody sweeps it: WAIT_S is all that these attempts have
 
-    async def handle(self, call: Call) -> Reply:
-        """Answers one question. Raises InvalidRequest where there is nothing to count."""
-        self._accounts.opened()
-        with self._accounts.closing(call):
-            return await self._counted(call) or self._estimated(call)
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for the endpoints that ask for a count."""
+        return self if facts.endpoint.name in _QUESTIONS else None
+
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Answers one question, and never goes on. Raises InvalidRequest where there is nothing to count."""
+        return await self._counted(call) or self._estimated(call)
 
     async def _counted(self, call: Call) -> Reply | None:
         """Returns what a target says; None: the one whose turn it would be does not count."""

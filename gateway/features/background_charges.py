@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.admission.admission import Admission
-from gateway.core.call import Call
+from gateway.core.call import Call, CallFeature, Chunks, FirstAnswer, Open, RouteFacts
 from gateway.core.ledger import cost_usd, estimated_usage, known_usd, usage_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
-from gateway.core.openai.usage import ABSURD, add_beside, most_output, plausible, read_usage
-from gateway.core.relay import SseRelay
+from gateway.core.openai.usage import ABSURD, LONGEST_ANSWER, add_beside, most_output, plausible, read_usage
+from gateway.core.relay import RawRelay, SseRelay
 from gateway.core.snapshot import Rates, Target, upstream_model
 from gateway.core.types import Usage
 from gateway.features.ownership.objects import read_path
@@ -43,14 +43,46 @@ class Charge:
     """The most tokens of output that are believed of it."""
 
 
-class Deferred:
+class Deferred(CallFeature):
     """The responses whose usage is not known yet. One per process."""
 
     __slots__ = ("_admission", "_charges")
 
+    options: frozenset[bytes] = frozenset()
+
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._charges: dict[str, Charge] = {}  # by the response's id, the oldest first
+
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for calls that make responses, or may ask for one."""
+        return self if facts.endpoint.request == "any" or facts.endpoint.sse == "responses" else None
+
+    async def open(self, call: Call, next: Open) -> FirstAnswer:
+        """Returns the answer, with the usage of a response that ends later as it is estimated."""
+        opened = await next(call)
+        if opened.relay is not None or opened.diagnosis is not None:
+            return opened
+        usage = opened.usage
+        if usage is None or not usage.input or not 0 < usage.output <= LONGEST_ANSWER:
+            # Not both numbers of tokens are reported: it may be of a response that ends later.
+            if call.endpoint.request == "any" and self.awaits(call):
+                self.shown(call, opened.body)
+            if call.endpoint.sse == "responses":
+                opened.usage = self.unfinished(call, opened.target, opened.body) or usage
+        return opened
+
+    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+        """Returns the chunks of a stream, read where they may be of a response that is waited for."""
+        relay = opened.relay
+
+        def ending(_outcome: str, usage: Usage | None, output_tokens: int) -> None:
+            if usage is None:
+                self.cut(call, opened.target, relay, output_tokens)
+
+        opened.endings += (ending,)
+        is_waited_for = isinstance(relay, RawRelay) and call.endpoint.request == "any" and self.awaits(call)
+        return self.watched(call, chunks) if is_waited_for else chunks
 
     def unfinished(self, call: Call, target: Target, body: bytes) -> Usage | None:
         """Returns what a response is taken to use on which the provider goes on working; None: it is complete, or none.

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.core.call import Call, Reply
+from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
-from gateway.core.errors import DeadlineExceeded, GatewayError
-from gateway.core.ledger import CLIENT_GONE
+from gateway.core.errors import DeadlineExceeded, GatewayError, InternalError
+from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers
 from gateway.core.types import RawHeaders
-from gateway.features.reuse.single_flight import SharedAnswer
+from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, count_saved, follow
 
 BUCKETS_BY_LENGTH = 256
 """The running calls are kept in this number of buckets, by the length of their bodies."""
@@ -29,15 +29,70 @@ Ended = Reply | SharedAnswer | GatewayError | None
 """The result of a call: a whole answer, one that is being relayed, or an error; None: nothing that another call could share."""
 
 
-class Running:
-    """The calls whose answer has not begun. One per process."""
+class RepeatedCalls(CallFeature):
+    """Lets an SDK's retry share the answer of the call that it repeats. One per process."""
 
-    __slots__ = ("_buckets", "_clock", "_ends")
+    __slots__ = ("_accounts", "_buckets", "_clock", "_ends", "_flights")
 
-    def __init__(self, clock: Clock) -> None:
+    options: frozenset[bytes] = frozenset((b"x-stainless-retry-count",))
+
+    def __init__(self, clock: Clock, accounts: Accounts, flights: SingleFlight) -> None:
         self._clock = clock
+        self._accounts = accounts
+        self._flights = flights
         self._buckets: list[dict[int, Call]] = [{} for _ in range(BUCKETS_BY_LENGTH)]  # by identity, the oldest first
         self._ends: dict[int, asyncio.Future[Ended]] = {}  # of those that are followed; these are in no bucket
+
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for the calls of SDKs that count their retries."""
+        return None if asked.isdisjoint(self.options) else self
+
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Returns the reply to the call, or that of the call that it repeats."""
+        original = self.enter(call)
+        ended: Ended = None
+        try:
+            if original is not None:
+                reply = await self._repeated(call, original)
+                if reply is not None:
+                    ended = reply if reply.chunks is None else None
+                    return reply
+            reply = await next(call)
+            if reply.chunks is None:
+                ended = reply
+                return reply
+            if not self.is_followed(call):
+                return reply
+            # An SDK retry waits for this answer, so both read a shared one. A call that a feature leads has readers already,
+            # and still has to pass the answer on to them after its own client has left.
+            is_at_the_edge = call.task is not None
+            ended = self._flights.share(call, reply)
+            if call.left and is_at_the_edge:
+                return Reply(CLIENT_GONE_STATUS, [])
+            return await self._flights.join(call, ended) or reply
+        except GatewayError as error:
+            ended = error
+            raise
+        except Exception as defect:
+            ended = InternalError()
+            ended.__cause__ = defect
+            raise
+        finally:
+            self.leave(call, ended)
+            ended = None  # this frame is part of the error's traceback: together they would be a reference cycle
+
+    async def _repeated(self, call: Call, original: Call) -> Reply | None:
+        """Returns the answer of the original call; None: the repeated call has to be served itself."""
+        followed = await self.follow(call, original)
+        if isinstance(followed, SharedAnswer):
+            return await self._flights.join(call, followed)
+        if followed is None:
+            return None
+        follow(call, original)
+        count_saved(call, original)
+        self._accounts.settle(call, followed.status, original.outcome)
+        headers = followed.shared + answer_headers(call, self._clock.monotonic())
+        return Reply(followed.status, headers, followed.body, shared=followed.shared)
 
     def enter(self, call: Call) -> Call | None:
         """Notes the call; returns the original that it repeats, if that is running and has no follower."""

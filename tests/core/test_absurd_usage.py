@@ -125,5 +125,5 @@ async def test_a_response_in_the_background_stays_charged_with_what_was_reserved
         shown = begun.replace(b"queued", b"completed").replace(
             b"null", b'{"input_tokens":10,"output_tokens":%d}' % output
         )
-        stage.pipeline._deferred.shown(replace(call, method="GET", path="/responses/resp_1"), shown)
+        stage.products.deferred.shown(replace(call, method="GET", path="/responses/resp_1"), shown)
         assert spent("team") == pytest.approx(usd)

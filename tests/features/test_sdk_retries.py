@@ -41,7 +41,7 @@ async def turns(count: int = 12) -> None:
 
 
 def nobody_runs(bench: Bench) -> bool:
-    running = bench.pipeline._running
+    running = bench.products.repeated
     return not any(running._buckets) and not running._ends and len(asyncio.all_tasks()) == 1
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
+from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.config.load import load_snapshot
@@ -271,8 +272,9 @@ class Through(Way):
         self.admission = Admission(clock, self.meter, policy, draw)
         self._watch = AttemptDeadlines()
         store = MemoryStore(StoreBounds({}, 0), clock.wall)
-        self._pipeline = Pipeline(clock, self.meter, self._watch, self.admission, store, draw)
-        self._intake = Intake(Policies(policy), clock, InFlight(), Shedding())
+        self._pipeline = Pipeline(clock, self.meter, self._watch, self.admission, draw)
+        install_products(self._pipeline, store)
+        self._intake = Intake(Policies(policy), clock, InFlight(), Shedding(), self._pipeline)
         self._connection: Any = SimpleNamespace(
             transport=None, flow=None, url=b"/v1/chat/completions", server_state=SimpleNamespace(default_headers=[])
         )

@@ -9,6 +9,7 @@ from typing import cast
 import orjson
 import pytest
 
+from gateway.call_products import install_products
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.errors import GatewayError
 from gateway.core.pipeline import Pipeline
@@ -99,7 +100,8 @@ class PipelineWorld(World):
     def __post_init__(self) -> None:
         self.sites = [replace(site, upstream=SimUpstream(self.clock, site.provider)) for site in self.sites]
         super().__post_init__()
-        self._pipeline = Pipeline(self.clock, cast(Meter, BookKeeper()), AttemptDeadlines(), self.admission, STORE)
+        self._pipeline = Pipeline(self.clock, cast(Meter, BookKeeper()), AttemptDeadlines(), self.admission)
+        install_products(self._pipeline, STORE)
 
     async def serve(self, call: SimCall) -> SimCall:
         self.calls.append(call)

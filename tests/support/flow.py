@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.balancing import BUILT_IN_RULES, Choice, Retries
@@ -31,6 +32,7 @@ from gateway.core.types import (
 )
 from gateway.drivers.opening import MemoryStore
 from gateway.features.reuse.rules import Caching
+from gateway.features.runs.table import RunTable
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both")
@@ -240,7 +242,13 @@ class Bench:
         self.admission = Admission(self.clock, self.meter, self.policy, self.draw)
         if self.store is None:
             self.store = MemoryStore(BOUNDS, self.clock.wall)
-        self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.store, self.draw)
+        self.build()
+
+    def build(self, *, runs: RunTable | None = None) -> None:
+        """Makes the pipeline anew, with all products around its calls."""
+        assert self.store is not None
+        self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
+        self.products = install_products(self.pipeline, self.store, runs=runs)
 
     @property
     def account(self) -> CallRecord:

@@ -6,10 +6,12 @@ say, and no longer when all are well below that again. It looks about once a sec
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import orjson
 
 from gateway.core.admission.gates import Gates
-from gateway.core.call import Call
+from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.features.degrade.rules import LatencyRules, lowered
 
@@ -22,10 +24,12 @@ change back and forth.
 """
 
 
-class SlowModels:
-    """Watches the models whose calls may be degraded."""
+class SlowModels(CallFeature):
+    """Watches the models whose calls may be degraded, and has these calls ask for less while their model is slow."""
 
     __slots__ = ("_clock", "_gates", "_seen")
+
+    options: frozenset[bytes] = frozenset()
 
     def __init__(self, clock: Clock, gates: Gates) -> None:
         self._clock = clock
@@ -33,7 +37,17 @@ class SlowModels:
         self._seen: dict[str, tuple[float, bool]] = {}
         """By model, when to look again, and whether it is slow; as many as the config has."""
 
-    def degrade(self, call: Call, rules: LatencyRules) -> None:
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for the calls of models that have rules."""
+        return None if facts.model.degrade is None else self
+
+    def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
+        """Returns the reply to the call, which may ask its provider for less."""
+        if call.model.degrade is not None:
+            self._degrade(call, call.model.degrade)
+        return next(call)
+
+    def _degrade(self, call: Call, rules: LatencyRules) -> None:
         """Has the call ask its provider for less, if its model is slow; its body stays as its caller sent it."""
         if call.large is not None or call.endpoint.request != "json" or not self._is_slow(call, rules):
             return

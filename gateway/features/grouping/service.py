@@ -19,9 +19,8 @@ from math import inf
 
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.planner import estimate_of
-from gateway.core.answers import FirstAnswer
 from gateway.core.attempts import Attempts
-from gateway.core.call import Call
+from gateway.core.call import Call, CallFeature, FirstAnswer, Open, RouteFacts
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import cost_usd, whole_usage
@@ -145,7 +144,7 @@ FAULTS = frozenset((400, 413, 422))
 log = logging.getLogger("gateway")
 
 
-class Groups:
+class Groups(CallFeature):
     """All groups of the process.
 
     Only calls of one key and lane go together, and only if nothing but their inputs differs. Where a group is refused for what
@@ -156,6 +155,8 @@ class Groups:
 
     __slots__ = ("_admission", "_attempts", "_clock", "_meter", "_open", "_running")
 
+    options: frozenset[bytes] = frozenset((b"batch-group",))
+
     def __init__(self, clock: Clock, meter: Meter, admission: Admission, attempts: Attempts) -> None:
         self._clock = clock
         self._meter = meter
@@ -165,15 +166,20 @@ class Groups:
         """Groups that have not been sent, by what their calls have in common."""
         self._running: set[asyncio.Task[None]] = set()
 
-    async def first_answer(self, call: Call) -> FirstAnswer:
-        """Returns what `Attempts.first_answer` would, from a group's answer where the call can be in one."""
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for calls of models that are grouped, and for those that batches make."""
+        is_grouped = facts.model.grouping is not None or not asked.isdisjoint(self.options)
+        return self if is_grouped and facts.endpoint.name in RESULTS else None
+
+    async def open(self, call: Call, next: Open) -> FirstAnswer:
+        """Returns the call's part of a group's answer, where it can be in one; else its own."""
         rules = GroupRules(LINES_WINDOW_S, call.group_most) if call.group_most else call.model.grouping
         parsed = call.parsed or json_object(call.body)
         input = None
         if rules is not None and parsed is not None and call.endpoint.name in RESULTS:
             input = None if call.large is not None or call.objects is not None else read_group_input(parsed)
         if rules is None or input is None or len(input.items) >= rules.most:
-            return await self._attempts.first_answer(call)
+            return await next(call)
         await self._admission.ask_key(call)
         member = Member(call, input, max(1, estimate_of(call)))
         call.parsed = None
@@ -193,7 +199,7 @@ class Groups:
         if answer is not None:
             return answer
         call.joined = None
-        return await self._attempts.first_answer(call)
+        return await next(call)
 
     def _join(self, member: Member, rules: GroupRules) -> tuple[Group, Callable[[], None]]:
         """Puts a call into the group of its kind; returns that, and how to leave it."""

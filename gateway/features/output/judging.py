@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.core.admission.admission import Admission
-from gateway.core.answers import AttemptDeadlines, FirstAnswer, clocks_of
-from gateway.core.call import Call
+from gateway.core.answers import AttemptDeadlines, clocks_of
+from gateway.core.call import Call, FirstAnswer
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.health.target_health import CLIENT_GONE

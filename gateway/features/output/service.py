@@ -18,9 +18,9 @@ import orjson
 
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.outcomes import CALLERS_DEADLINE
-from gateway.core.answers import AttemptDeadlines, FirstAnswer
+from gateway.core.answers import AttemptDeadlines
 from gateway.core.attempts import Attempts
-from gateway.core.call import Call, OutputCheck, Reply
+from gateway.core.call import Call, CallFeature, Chunks, FirstAnswer, Open, OutputCheck, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.ledger import cost_usd, whole_usage
@@ -34,6 +34,7 @@ from gateway.core.types import Attempt, ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.conversion import as_stream, as_whole
 from gateway.features.output.judging import MOST_BODY, HeldStream, Judge, OutputVerdict, Repairs, Schemas, hold
 from gateway.features.output.rules import (
+    CHECKED,
     OUTPUT_INVALID,
     OutputResult,
     OutputRule,
@@ -74,10 +75,12 @@ class OutputInvalid(CallerFault):
     code = "output_invalid"
 
 
-class Outputs:
+class Outputs(CallFeature):
     """Checks answers. One per process; holds no state of any call but what is in it."""
 
     __slots__ = ("_admission", "_attempts", "_clock", "_judge", "_meter", "_repairs", "_schemas", "_watch")
+
+    options: frozenset[bytes] = frozenset((b"batch-output",))
 
     def __init__(
         self, clock: Clock, meter: Meter, admission: Admission, attempts: Attempts, watch: AttemptDeadlines
@@ -91,23 +94,40 @@ class Outputs:
         self._schemas = Schemas()
         self._repairs = Repairs(clock, admission, attempts.first_answer)
 
-    async def first_answer(self, call: Call) -> FirstAnswer:
-        """Returns what `Attempts.first_answer` would, if it keeps the call's rule, or the rule lets it pass.
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for calls whose model has a rule, and for those that batches make."""
+        is_ruled = facts.model.output is not None or not asked.isdisjoint(self.options)
+        return self if is_ruled and facts.endpoint.name in CHECKED else None
 
-        Raises OutputInvalid, and what `Attempts.first_answer` does.
-        """
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Returns the reply, with the result of the check of a whole answer in `x-gateway-output`."""
+        reply = await next(call)
+        if call.output_check is not None and reply.chunks is None:
+            tell_result(reply, call.output_check)
+        return reply
+
+    async def open(self, call: Call, next: Open) -> FirstAnswer:
+        """Returns the provider's answer, if it keeps the call's rule, or the rule lets it pass. Raises OutputInvalid."""
         rule = call.output
         schema = None if rule is None else self._schemas.of(call, rule)
         if rule is None or schema is None:
-            return await self._attempts.first_answer(call)
+            return await next(call)
         check = call.output_check = OutputCheck()
         if isinstance(schema, OutputResult):
-            opened = await self._attempts.first_answer(call)
+            opened = await next(call)
             if opened.diagnosis is None:
                 self._conclude(call, check, schema)
             return opened
         check.schema = schema
         return await self._first_good(call, rule, schema, check)
+
+    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+        """Returns the chunks of a stream, which is judged when it has ended."""
+        check = call.output_check
+        if check is None:
+            return chunks
+        opened.endings += (lambda outcome, _usage, _tokens: self.ended(call, check, outcome),)
+        return self.watched(call, check, chunks) if check.result is None else chunks
 
     async def _first_good(self, call: Call, rule: OutputRule, schema: OutputSchema, check: OutputCheck) -> FirstAnswer:
         opened: FirstAnswer | None = await self._attempts.first_answer(call)

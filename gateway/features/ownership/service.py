@@ -18,8 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import orjson
 
-from gateway.core.answers import FirstAnswer
-from gateway.core.call import Call
+from gateway.core.call import Call, CallFeature, Chunks, FirstAnswer, Open, Reply, RouteFacts, Serve
 from gateway.core.errors import InvalidRequest, NoTargetAvailable, NotFound, OwnerUnknown
 from gateway.core.openai.sse import event_data, json_object
 from gateway.core.ports import Objects
@@ -291,7 +290,7 @@ _NOT_YOURS = (
 )
 
 
-class Ownership:
+class Ownership(CallFeature):
     """Keeps the objects of tenants apart. One per process; holds no state of any call.
 
     Invariants: an id is recorded as its tenant's before the client can use it; a caller that names another tenant's id gets the
@@ -300,8 +299,31 @@ class Ownership:
 
     __slots__ = ("_objects",)
 
+    options: frozenset[bytes] = frozenset()
+
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
+
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself where tenants share a provider's account."""
+        return None if facts.policy.objects is None else self
+
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Returns the reply to a call whose objects are all its tenant's. Raises NotFound, OwnerUnknown or InvalidRequest."""
+        rules = call.policy.objects
+        if rules is not None and self.concerns(call, rules):
+            await self.admit(call, rules)
+        return await next(call)
+
+    async def open(self, call: Call, next: Open) -> FirstAnswer:
+        """Returns the answer, its objects recorded as the tenant's, those of others left out of a list."""
+        opened = await next(call)
+        return opened if call.objects is None else await self.learn(call, opened, next)
+
+    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+        """Returns the chunks of a stream, each one after the objects that it names have been recorded."""
+        concern = call.objects
+        return chunks if concern is None or not concern.learns else self.watched(call, concern, opened.target, chunks)
 
     def concerns(self, call: Call, rules: ObjectRules) -> bool:
         """Returns whether the call names or creates objects, and notes which on the call. To be called once, and first."""

@@ -266,6 +266,10 @@ class ReuseLayers:
                 return reply
         return None if plan.semantic is None else await self._similar(call, plan, plan.semantic)
 
+    def is_stale_better(self, call: Call, status: int) -> bool:
+        """Returns whether a stale answer was set aside for the call that is better than an error with this status."""
+        return call.replay is not None and call.replay.stale is not None and status in NO_BETTER_ANSWER
+
     def stale_reply(self, call: Call, status: int) -> Reply | None:
         """Returns the stale answer that was set aside for the call, if it is better than an error with this status."""
         replay = call.replay

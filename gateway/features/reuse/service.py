@@ -14,29 +14,37 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gateway.core.call import Call, Reply
+from gateway.core.call import Call, CallFeature, CallRecord, FirstAnswer, Open, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, NotCached
 from gateway.core.ledger import Accounts
 from gateway.core.ports import Store
 from gateway.core.types import LANES
-from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note
+from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note, plan_reuse
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, room_of
 
 
-class Replays:
+class StaleIsBetter(GatewayError):
+    """The provider has answered with an error, and a stale answer is at hand; no client sees this."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"The provider has answered with status {status}.")
+        self.status = status
+
+
+class Replays(CallFeature):
     """Serves calls whose answer may be reused. One per process."""
 
-    __slots__ = ("_accounts", "_answer", "_clock", "_store", "layers", "single_flight")
+    __slots__ = ("_accounts", "_clock", "_note", "_store", "layers", "single_flight")
 
-    def __init__(
-        self, clock: Clock, accounts: Accounts, store: Store, answer: Callable[[Call], Awaitable[Reply]]
-    ) -> None:
-        """`answer` serves a call by a provider, and settles its account."""
+    options: frozenset[bytes] = frozenset((b"idempotency-key", b"cache-control"))
+
+    def __init__(self, clock: Clock, accounts: Accounts, store: Store, note: Callable[[Call], None]) -> None:
+        """`note` is called with each call that has ended and may have been spared its provider."""
         self._clock = clock
         self._accounts = accounts
         self._store = store
-        self._answer = answer
+        self._note = note
         self.layers = ReuseLayers(clock, store)
         self.single_flight = SingleFlight(clock, accounts)
 
@@ -51,7 +59,42 @@ class Replays:
             self._accounts.settle(call, reply.status, "ok")
         return reply
 
-    async def serve(self, call: Call, plan: ReusePlan) -> Reply:
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself where the cache rules of the model, or the call, have answers reused."""
+        if facts.endpoint.request == "any":
+            return None
+        caching = facts.model.caching
+        is_ruled = caching.coalesce != "off" or caching.exact.requests != "off" or caching.semantic is not None
+        return self if is_ruled or not asked.isdisjoint(self.options) else None
+
+    def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
+        """Returns the reply to the call, from its provider or not."""
+        plan = plan_reuse(call, recognises=self.layers.semantic is not None)
+        return next(call) if plan is None else self._serve(call, plan, next)
+
+    async def open(self, call: Call, next: Open) -> FirstAnswer:
+        """Returns the provider's answer. Raises StaleIsBetter in place of an error that a stale answer replaces."""
+        opened = await next(call)
+        if opened.diagnosis is not None and self.layers.is_stale_better(call, opened.status):
+            raise StaleIsBetter(opened.status)
+        return opened
+
+    def closed(self, record: CallRecord) -> None:
+        """Counts what the call has spared."""
+        if record.call.replay is not None:
+            self._note(record.call)
+
+    async def _answer(self, call: Call, next: Serve) -> Reply:
+        """Returns the provider's answer, or a stale one in place of an error."""
+        try:
+            return await next(call)
+        except GatewayError as error:
+            stale = self.stale_reply_for(call, error.status)
+            if stale is None:
+                raise
+            return stale
+
+    async def _serve(self, call: Call, plan: ReusePlan, next: Serve) -> Reply:
         """Returns the first answer that a layer, an equal call or the provider has; the account is settled in any case.
 
         Raises as the pipeline does.
@@ -64,7 +107,7 @@ class Replays:
                     if reply is not None:
                         self._accounts.settle(call, reply.status, call.outcome)
                         return reply
-                    shared = self._lead(call, plan)
+                    shared = self._lead(call, plan, next)
                 joined = await self.single_flight.join(call, shared)
                 if joined is not None:
                     return joined
@@ -101,7 +144,7 @@ class Replays:
 
     # --- leading ---
 
-    def _lead(self, call: Call, plan: ReusePlan) -> SharedAnswer:
+    def _lead(self, call: Call, plan: ReusePlan, next: Serve) -> SharedAnswer:
         """Starts the call's own answer, in a task of its own."""
         own = SharedAnswer(call, room_of(plan.caching, is_keyed=bool(plan.record)))
         own.fingerprint = plan.fingerprint
@@ -110,7 +153,7 @@ class Replays:
             plan.concurrent_leader = self._shared(call, plan)
         if plan.flight and not plan.waits and plan.concurrent_leader is None:
             self._offer(own, plan)
-        self.single_flight.start(own, self._run_leader(own, plan))
+        self.single_flight.start(own, self._run_leader(own, plan, next))
         return own
 
     def _offer(self, own: SharedAnswer, plan: ReusePlan) -> None:
@@ -118,7 +161,7 @@ class Replays:
         self.single_flight.offer(own, plan.flight)
         note(own.call, "single_flight", "miss")
 
-    async def _run_leader(self, own: SharedAnswer, plan: ReusePlan) -> None:
+    async def _run_leader(self, own: SharedAnswer, plan: ReusePlan, next: Serve) -> None:
         """Gets the answer, from a store or the provider, up to its last byte and what is stored of it."""
         call = own.call
         lease: RecordClaim | None = None
@@ -133,14 +176,14 @@ class Replays:
                     lease = RecordClaim(self._clock, self._store, plan)
                 if plan.directives.only_if_cached:
                     raise NotCached("Only a cached answer was asked for (only-if-cached), and there is none.")
-                await self._carry(own, plan, await self._origin(own, plan))
+                await self._carry(own, plan, await self._origin(own, plan, next))
             finally:
                 if lease is not None:
                     lease.end()
                 if plan.fence:  # still claimed: nothing was stored under the key, so the next call with it runs
                     self._store.records.release(plan.record, plan.fence)
 
-    async def _origin(self, own: SharedAnswer, plan: ReusePlan) -> Reply:
+    async def _origin(self, own: SharedAnswer, plan: ReusePlan, next: Serve) -> Reply:
         """Returns the answer of an equal call that is being answered, else the provider's."""
         call, leader = own.call, plan.concurrent_leader
         plan.concurrent_leader = None
@@ -153,7 +196,7 @@ class Replays:
             reply = await self.single_flight.join(call, shared)
             if reply is not None:
                 return reply
-        return await self._answer(call)
+        return await self._answer(call, next)
 
     async def _carry(self, own: SharedAnswer, plan: ReusePlan, reply: Reply) -> None:
         """Passes the answer on to all readers, and stores it."""

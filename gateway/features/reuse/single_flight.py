@@ -370,6 +370,7 @@ class SingleFlight:
         for key in shared.keys:
             self._by_key[key] = shared
         shared.call.task = None  # the edge's task only reads
+        shared.call.is_led = True
         shared.task = task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(lambda _: self._completed(shared))

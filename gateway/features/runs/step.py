@@ -34,6 +34,8 @@ from gateway.features.runs.rules import (
 
 WORKFLOW, RUN, TASK = b"x-gateway-workflow", b"x-gateway-run", b"x-gateway-task"
 STEP, OUTCOME, BAGGAGE = b"x-gateway-step", b"x-gateway-run-outcome", b"baggage"
+METADATA = b"metadata"
+"""The field of a body that may name a run, as the option of a call that brings it."""
 HEADERS = frozenset((WORKFLOW, RUN, TASK, STEP, OUTCOME))
 OTHERS = OTHER, OTHER
 T = TypeVar("T")

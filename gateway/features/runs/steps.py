@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.core.call import CacheOutcome, Call, Reply
+from gateway.core.call import CacheOutcome, Call, CallFeature, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import Accounts, answer_headers
@@ -44,6 +44,7 @@ from gateway.features.runs.rules import StepRequest
 from gateway.features.runs.step import (
     KEPT_STEP,
     REPLAYED,
+    STEP,
     StepAbout,
     StepChanged,
     StepRunning,
@@ -59,29 +60,39 @@ from gateway.products.jobs.store import JobStore
 FREE = (b"x-gateway-cost-usd", b"0.00000000")
 
 
-class StepCalls:
+class StepCalls(CallFeature):
     """Serves calls that are steps of runs. One per process."""
 
-    def __init__(
-        self, clock: Clock, accounts: Accounts, store: Store, answer: Callable[[Call], Awaitable[Reply]]
-    ) -> None:
-        """`store` has the claims; `answer` serves a call that has to be paid for, and settles its account."""
+    options: frozenset[bytes] = frozenset((STEP,))
+
+    def __init__(self, clock: Clock, accounts: Accounts, store: Store) -> None:
+        """`store` has the claims."""
         self._clock = clock
         self._accounts = accounts
         self._store = store
-        self._answer = answer
         self._flights = SingleFlight(clock, accounts)
         self._running: set[asyncio.Task[None]] = set()
         self.kept = StepStore(clock)
 
-    async def serve(self, call: Call, ask: StepRequest) -> Reply:
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for calls that name a step."""
+        return None if asked.isdisjoint(self.options) else self
+
+    def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
+        """Returns the reply to the call, which may be that of a step."""
+        part = call.part
+        if part is None or not part.run or part.step is None:
+            return next(call)
+        return self._serve(call, part.step, next)
+
+    async def _serve(self, call: Call, ask: StepRequest, next: Serve) -> Reply:
         """Returns the step's answer; the account is settled in any case. Raises as the pipeline does."""
         try:
             record, fingerprint = step_record(call.tenant, ask), step_fingerprint(call)
             while True:
                 shared = self._flights.get(record)
                 if shared is None:
-                    shared = self._lead(call, ask, record, fingerprint)
+                    shared = self._lead(call, ask, record, fingerprint, next)
                 elif shared.fingerprint != fingerprint and not ask.reruns:
                     raise _changed(ask)
                 elif shared.fingerprint != fingerprint or not shared.takes_readers:
@@ -134,17 +145,17 @@ class StepCalls:
 
     # --- leading ---
 
-    def _lead(self, call: Call, ask: StepRequest, record: bytes, fingerprint: bytes) -> SharedAnswer:
+    def _lead(self, call: Call, ask: StepRequest, record: bytes, fingerprint: bytes, next: Serve) -> SharedAnswer:
         own = SharedAnswer(call, 2 * MOST_BYTES, goes_on=True)
         own.fingerprint = fingerprint
         own.keys = (record,)
-        self._flights.start(own, self._run(own, ask, record))
+        self._flights.start(own, self._run(own, ask, record, next))
         if own.task is not None:
             self._running.add(own.task)
             own.task.add_done_callback(self._running.discard)
         return own
 
-    async def _run(self, own: SharedAnswer, ask: StepRequest, record: bytes) -> None:
+    async def _run(self, own: SharedAnswer, ask: StepRequest, record: bytes, next: Serve) -> None:
         """Gets the step's answer, from the store or by running its call, and has it kept."""
         call = own.call
         claim = ReusePlan(call.model.caching, ANYTHING, record=record, fingerprint=own.fingerprint)
@@ -157,7 +168,7 @@ class StepCalls:
                     return
                 if claim.fence and not self._store.is_local:
                     lease = RecordClaim(self._clock, self._store, claim)
-                reply = await self._answer(call)
+                reply = await next(call)
                 give = self._give_whole if reply.chunks is None else self._give_stream
                 await give(own, ask, record, reply, replaces=kept is not None)
             finally:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from gateway.core.call import Call
+from gateway.core.call import Call, CallFeature, CallRecord, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.core.ledger import CostEstimates
 from gateway.core.ports import KeptRuns
@@ -41,7 +41,17 @@ from gateway.features.runs.rules import (
     outcome_of,
     units,
 )
-from gateway.features.runs.step import Close, RunQuery, RunToChange, StepAbout, changed, nobody_waits
+from gateway.features.runs.step import (
+    BAGGAGE,
+    HEADERS,
+    METADATA,
+    Close,
+    RunQuery,
+    RunToChange,
+    StepAbout,
+    changed,
+    nobody_waits,
+)
 from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.store import JobStore
 
@@ -427,8 +437,8 @@ COME_BACK_S = 2.0
 """The seconds after which a run's calls in flight may have left some of its money."""
 
 
-class RunBudget:
-    """Lets calls into their runs.
+class RunBudget(CallFeature):
+    """Lets calls into their runs, and counts them there.
 
     A run that has cost, or called, as much as its workflow allows makes no further calls.
 
@@ -440,6 +450,24 @@ class RunBudget:
     def __init__(self, table: RunTable, costs: CostEstimates) -> None:
         self.table = table
         self._costs = costs
+
+    options: frozenset[bytes] = HEADERS | {METADATA, BAGGAGE}
+
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for calls that may be parts of a run."""
+        return self if facts.key.workflow or not asked.isdisjoint(self.options) else None
+
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Returns the reply to a call that its run has let in. Raises RunBudgetExceeded where the run has had enough."""
+        part = call.part
+        if part is not None and part.run and not self.lets_in(call, part):
+            await self.admit(call, part)
+        return await next(call)
+
+    def closed(self, record: CallRecord) -> None:
+        """Counts the call in its run."""
+        if record.call.part is not None:
+            self.table.settled(record.call, record.outcome, record.cost_usd, record.retries_usd)
 
     def lets_in(self, call: Call, part: RunPart) -> bool:
         """Lets a call into a run without a budget; returns whether it did: all others go through `admit`."""

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.core.admission.admission import Admission
-from gateway.core.answers import FirstAnswer
-from gateway.core.attempts import Attempts
-from gateway.core.call import Call, Reply
-from gateway.core.clock import Clock
+from gateway.core.call import Call, FirstAnswer, Reply
 from gateway.core.health.target_health import CLIENT_GONE
-from gateway.core.ledger import Accounts, answer_headers, cost_usd, usage_usd
+from gateway.core.ledger import answer_headers, cost_usd, usage_usd
 from gateway.core.limits.estimate import Cost
 from gateway.core.openai.headers import response_headers
 from gateway.core.openai.usage import added
+from gateway.core.pipeline import Pipeline
 from gateway.core.relay import RawRelay
 from gateway.core.snapshot import PolicySnapshot, Target, upstream_model
 from gateway.core.types import ErrorClass, Socket, Usage
@@ -335,19 +332,12 @@ class RealtimeSessions:
         "present",
     )
 
-    def __init__(
-        self,
-        clock: Clock,
-        accounts: Accounts,
-        attempts: Attempts,
-        admission: Admission,
-        fuse: RunBudget | None = None,
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, fuse: RunBudget | None = None) -> None:
         """`fuse` holds up calls of runs that have spent enough; None: there is none."""
-        self._clock = clock
-        self._accounts = accounts
-        self._attempts = attempts
-        self._admission = admission
+        self._clock = pipeline.clock
+        self._accounts = pipeline.accounts
+        self._attempts = pipeline.attempts
+        self._admission = pipeline.admission
         self._fuse = fuse
         self._returned = response_headers()
         self._ended: dict[str, list[int]] = {}  # by target: frames of clients, of the provider, errors

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
 
 import pytest
 
-from gateway.core.call import Call, Reply
+from gateway.core.call import Call, CallFeature, Chunks, FirstAnswer, RouteFacts
 from gateway.features.reuse.single_flight import LastWord
 from tests.features.reuse.test_reuse import EVENTS, STREAM, turns
 from tests.features.runs.test_steps import step, steps
@@ -56,8 +55,7 @@ async def test_a_step_ends_once_it_is_kept_whatever_the_cut() -> None:
     for cuts in [range(1, len(STREAM)), *([at] for at in range(begins, len(STREAM)))]:
         bench, jobs = steps(streamed(*EVENTS))
         jobs.gate.clear()
-        own = bench.pipeline.steps
-        own._answer = cutting(own._answer, cuts)
+        bench.pipeline.install((*bench.products.in_order(), Cutting(cuts)))
         reply = await bench.pipeline.handle(bench.call(**step(stream=True)))
         assert reply.chunks is not None
         got: list[bytes] = []
@@ -75,17 +73,21 @@ async def into(got: list[bytes], chunks: AsyncIterator[bytes]) -> None:
         got.append(chunk)
 
 
-def cutting(answer: Callable[[Call], Awaitable[Reply]], cuts: Iterable[int]) -> Callable[[Call], Awaitable[Reply]]:
-    """The same, but that streams come in other pieces."""
+class Cutting(CallFeature):
+    """Streams of the provider come in other pieces."""
 
-    async def recut(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    options: frozenset[bytes] = frozenset()
+
+    def __init__(self, cuts: Iterable[int]) -> None:
+        self.cuts = cuts
+
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature:
+        return self
+
+    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+        return self.recut(chunks)
+
+    async def recut(self, chunks: Chunks) -> Chunks:
         text = b"".join([chunk async for chunk in chunks])
-        for start, end in pairwise((0, *cuts, len(text))):
+        for start, end in pairwise((0, *self.cuts, len(text))):
             yield text[start:end]
-
-    async def answered(call: Call) -> Reply:
-        reply = await answer(call)
-        assert reply.chunks is not None
-        return replace(reply, chunks=recut(reply.chunks))
-
-    return answered

@@ -83,8 +83,8 @@ def outcomes(bench: Bench) -> list[str]:
 async def nobody_is_left(bench: Bench) -> bool:
     await turns()
     return (
-        not bench.pipeline.replays.single_flight._by_key
-        and not len(bench.pipeline.replays.single_flight)
+        not bench.products.replays.single_flight._by_key
+        and not len(bench.products.replays.single_flight)
         and len(asyncio.all_tasks()) == 1
     )
 

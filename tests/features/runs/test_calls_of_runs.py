@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from gateway.core.call import Call, CallRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.metrics import Metrics
-from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import Key
 from gateway.core.types import Attempt, Usage
 from gateway.features.runs.http import WorkflowStats
@@ -476,7 +475,7 @@ def bench_with(rules: WorkflowRules, calls: int) -> tuple[Bench, RunTable]:
     bench = Bench([ScriptedUpstream(*[whole()] * calls)])
     table = RunTable(bench.clock, lambda: {rules.name: rules})
     assert bench.store is not None
-    bench.pipeline = Pipeline(bench.clock, bench.meter, bench.watch, bench.admission, bench.store, runs=table)
+    bench.build(runs=table)
     return bench, table
 
 
@@ -550,7 +549,7 @@ def test_replayed_steps_use_up_nothing_of_the_fuse() -> None:
     async def opened() -> MemoryJobStore:
         return jobs
 
-    bench.pipeline.steps.kept.open = opened
+    bench.products.steps.kept.open = opened
 
     async def ask(name: str) -> None:
         part = part_in(rules, task=name)
@@ -612,7 +611,7 @@ def test_failed_attempts_are_money_of_the_run_and_a_good_end_is_a_recovery() -> 
     bench = Bench([ScriptedUpstream(failed()), ScriptedUpstream(whole())])
     table = RunTable(bench.clock, lambda: {"invoice": INVOICE})
     assert bench.store is not None
-    bench.pipeline = Pipeline(bench.clock, bench.meter, bench.watch, bench.admission, bench.store, runs=table)
+    bench.build(runs=table)
     metrics = Metrics()
 
     async def story() -> None:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.core.pipeline import Pipeline
 from gateway.features.runs.table import DurableRuns, RunTable
 from gateway.products.jobs.store import JobStore
 from tests.features.reuse.test_reuse import sent
@@ -68,11 +67,8 @@ def process(here: Town, view: View, body: bytes) -> Bench:
         return cast("JobStore", view)
 
     runs = RunTable(bench.clock, lambda: bench.policy.workflows)
-    assert bench.store is not None
-    bench.pipeline = Pipeline(
-        bench.clock, bench.meter, bench.watch, bench.admission, bench.store, bench.draw, runs=runs
-    )
-    kept = bench.pipeline.steps.kept
+    bench.build(runs=runs)
+    kept = bench.products.steps.kept
     runs.durable, kept.open, kept.write_behind = DurableRuns(opened, opened), opened, runs.write_behind
     return bench
 

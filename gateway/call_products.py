@@ -1,0 +1,93 @@
+"""The products that take part in calls, in the order in which they stand around one: the first is the outermost.
+
+    client -> counts · steps · runs · ownership · reuse · degrade · repeats · background · output · grouping -> provider
+
+A product that gives a route no feature is not in the way of its calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.core.call import CallProduct
+from gateway.core.clock import Clock
+from gateway.core.pipeline import Pipeline
+from gateway.core.ports import Store
+from gateway.dialects.count_tokens import TokenCounts
+from gateway.dialects.message_ids import MessageIds
+from gateway.features.background_charges import Deferred
+from gateway.features.degrade.service import SlowModels
+from gateway.features.grouping.service import Groups
+from gateway.features.output.service import Outputs
+from gateway.features.ownership.service import Ownership
+from gateway.features.reuse.inspect import Savings
+from gateway.features.reuse.service import Replays
+from gateway.features.runs.steps import StepCalls
+from gateway.features.runs.table import RunBudget, RunTable
+from gateway.features.sdk_retries import RepeatedCalls
+
+
+@dataclass(frozen=True, slots=True)
+class CallProducts:
+    """The products around a call, the outermost first."""
+
+    message_ids: MessageIds
+    """Names the request in the answers to callers of Messages."""
+    counts: TokenCounts
+    """Answers questions for the tokens of a request, without a generation."""
+    steps: StepCalls
+    """Gives the stored answer of a step that has run already: it costs nothing, so it is looked for before all else."""
+    runs: RunBudget | None
+    """Keeps runs within their budgets; None: runs are not counted."""
+    ownership: Ownership
+    """Refuses what is another tenant's, also where an answer is stored."""
+    replays: Replays
+    """Gives stored answers, and shares those in the making."""
+    slow_models: SlowModels
+    """Lowers what calls to a slow model ask for; caches have seen the call as its client sent it."""
+    repeated: RepeatedCalls
+    """Lets an SDK's retry share the answer of the call that it repeats."""
+    deferred: Deferred
+    """Charges responses that end later."""
+    outputs: Outputs
+    """Checks answers against their schema, and asks again."""
+    groups: Groups
+    """Sends calls together."""
+
+    def in_order(self) -> tuple[CallProduct, ...]:
+        """Returns them, the outermost first."""
+        return tuple(product for name in self.__slots__ if (product := getattr(self, name)) is not None)
+
+
+def install_products(
+    pipeline: Pipeline,
+    store: Store,
+    *,
+    savings: Savings | None = None,
+    kept_clock: Clock | None = None,
+    runs: RunTable | None = None,
+) -> CallProducts:
+    """Makes the products and installs them in the pipeline.
+
+    `kept_clock` is the clock by which answers grow old, that of the store; absent: the pipeline's. `runs` is where runs are
+    counted; absent: they are not.
+    """
+    clock, admission, accounts = pipeline.clock, pipeline.admission, pipeline.accounts
+    kept_clock = clock if kept_clock is None else kept_clock
+    savings = Savings() if savings is None else savings
+    replays = Replays(kept_clock, accounts, store, savings.note)
+    products = CallProducts(
+        message_ids=MessageIds(),
+        counts=TokenCounts(clock, admission, accounts),
+        steps=StepCalls(kept_clock, accounts, store),
+        runs=None if runs is None else RunBudget(runs, admission.costs),
+        ownership=Ownership(store.objects),
+        replays=replays,
+        slow_models=SlowModels(clock, admission.gates),
+        repeated=RepeatedCalls(clock, accounts, replays.single_flight),
+        deferred=Deferred(admission),
+        outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch),
+        groups=Groups(clock, pipeline.meter, admission, pipeline.attempts),
+    )
+    pipeline.install(products.in_order())
+    return products

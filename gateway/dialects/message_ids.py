@@ -1,0 +1,24 @@
+"""The request's id as callers of Anthropic's Messages read it: in the header `request-id` of each answer."""
+
+from __future__ import annotations
+
+from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve
+from gateway.core.render import named_request
+
+
+class MessageIds(CallFeature):
+    """Names the request in the answers to callers of Messages. Holds no state."""
+
+    __slots__ = ()
+
+    options: frozenset[bytes] = frozenset()
+
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for endpoints of Messages."""
+        return self if facts.endpoint.sse == "messages" else None
+
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Returns the reply to the call, named."""
+        reply = await next(call)
+        named_request(reply.headers)
+        return reply
