@@ -14,7 +14,7 @@ import orjson
 
 from gateway.core import request_fields
 from gateway.core.balancing import Action, Choice, ClassRule, Retries
-from gateway.core.error_tables import Diagnosis, ErrorAnswer, ErrorRule, ErrorTable, answer_of, read_body
+from gateway.core.error_tables import Diagnosis, ErrorFacts, ErrorRule, ErrorTable, answer_of, read_body
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
@@ -401,7 +401,7 @@ def read_headers(lines: Sequence[str]) -> RawHeaders:
     return [(name.strip().lower().encode("latin-1", "replace"), value.strip().encode()) for name, _, value in pairs]
 
 
-def _error_lines(table: ErrorTable, diagnosis: Diagnosis, answer: ErrorAnswer) -> Iterator[str]:
+def _error_lines(table: ErrorTable, diagnosis: Diagnosis, answer: ErrorFacts) -> Iterator[str]:
     rule = table.rule_named(diagnosis.rule)
     yield f"class       {diagnosis.error_class}"
     yield f"concerns    {_SCOPES[diagnosis.scope]}"
@@ -420,7 +420,7 @@ def _delay(delay_s: float | None) -> str:
     return "the provider does not say" if delay_s is None else f"in {delay_s:.6g} s at the earliest"
 
 
-def _matched(rule: ErrorRule, answer: ErrorAnswer) -> Iterator[str]:
+def _matched(rule: ErrorRule, answer: ErrorFacts) -> Iterator[str]:
     """Yields the conditions of the rule, as this answer meets them."""
     wording = answer.wording
     if rule.phases:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.core.call import Call, FirstAnswer
+from gateway.core.call import Call, ErrorAnswer, Opened, Stream, Whole
 from gateway.core.clock import Clock
 from gateway.core.error_tables import in_band_status
 from gateway.core.errors import InvalidRequest
@@ -85,7 +85,7 @@ PASSING_CODES = ("server_error", "rate_limit_exceeded", "vector_store_timeout")
 """Why a response has failed, where another attempt may do better."""
 
 
-async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadlines) -> FirstAnswer:
+async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadlines) -> Opened:
     """Sends the call to the target and waits until there is something to give to the client.
 
     Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time, and NotExpressible,
@@ -136,11 +136,11 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             and call.endpoint.answer == "json"
         ):
             is_usual = True
-            opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
+            opened: Opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
         else:
             opened = await _read_opening(call, target, answer, content_type, clock)
         # Before the attempt counts as answered: clients rely on what may be missing here, and money on the units.
-        if call.endpoint.name in COMPLETED and opened.relay is None and opened.diagnosis is None:
+        if call.endpoint.name in COMPLETED and isinstance(opened, Whole):
             if call.endpoint.name == "embeddings":
                 await _complete_embeddings(call, opened)
             else:
@@ -168,19 +168,22 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         watch.end(task)
         if attempt.requests > 1 and grant is not None:  # its limits have counted one
             grant.gate.limits.charge_requests(attempt.requests - 1, clock.monotonic())
-    if opened.relay is None:
+    if isinstance(opened, Whole):
         # The usual answer came whole with its head, so there was nothing to wait for.
         attempt.ended_at = attempt.first_byte_at if is_usual else clock.monotonic()
         attempt.status = opened.status
-        if opened.diagnosis is not None:
-            # A model that the caller has chosen, and not the config, is missing for the caller, who hears so.
-            is_configured = target.model is not None and call.endpoint.request != "any"
-            if opened.diagnosis.error_class is ErrorClass.MODEL_NOT_FOUND and not is_configured:
-                opened.diagnosis = replace(opened.diagnosis, error_class=ErrorClass.NOT_FOUND)
-            attempt.error_class = opened.diagnosis.error_class
-            attempt.phase = Phase.ANSWERED
-    elif isinstance(opened.relay, SseRelay):
-        attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
+    elif isinstance(opened, Stream):
+        if isinstance(opened.relay, SseRelay):
+            attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
+    else:
+        # A model that the caller has chosen, and not the config, is missing for the caller, who hears so.
+        is_configured = target.model is not None and call.endpoint.request != "any"
+        if opened.diagnosis.error_class is ErrorClass.MODEL_NOT_FOUND and not is_configured:
+            opened.diagnosis = replace(opened.diagnosis, error_class=ErrorClass.NOT_FOUND)
+        attempt.ended_at = attempt.first_byte_at if is_usual else clock.monotonic()
+        attempt.status = opened.status
+        attempt.error_class = opened.diagnosis.error_class
+        attempt.phase = Phase.ANSWERED
     return opened
 
 
@@ -329,7 +332,7 @@ def _edited(body: bytes | Spliced, edits: BodyEdits, attempt: Attempt, *, refuse
 # --- what comes back ---
 
 
-async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> FirstAnswer:
+async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
     status, headers = answer.status, answer.headers
     if status >= 600:
         await answer.aclose()
@@ -340,7 +343,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
         # An error longer than the limit is still open: its beginning is enough to judge it by.
         await answer.aclose()
         diagnosis = target.errors.diagnose(Phase.ANSWERED, status, headers, body, clock.wall())
-        return FirstAnswer(target, status, headers, body, diagnosis=diagnosis)
+        return ErrorAnswer(target, status, headers, body, diagnosis)
     if status >= 300 and call.endpoint.request != "any":
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
@@ -353,11 +356,11 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
     if call.endpoint.request == "any":
         if call.objects is not None and _is_read(call.objects, status, content_type):
             return await _open_objects(call.objects, target, answer)
-        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer))
+        return Stream(target, status, headers, RawRelay(target.upstream, answer))
     return await _open_binary(call, target, answer, content_type, clock)
 
 
-async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
+async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
     relay = SseRelay(call, target.upstream, answer, strip_usage=adds_usage(call))
     try:
         error = await relay.open(_activity_of(call, clock))
@@ -366,15 +369,15 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
         await answer.aclose()
         raise
     if error is None:
-        return FirstAnswer(target, OK, answer.headers, relay=relay)
+        return Stream(target, OK, answer.headers, relay)
     await answer.aclose()
     return _streamed_error(target, answer, error, clock)
 
 
-def _streamed_error(target: Target, answer: Answer, error: dict[str, Any], clock: Clock) -> FirstAnswer:
+def _streamed_error(target: Target, answer: Answer, error: dict[str, Any], clock: Clock) -> ErrorAnswer:
     diagnosis = target.errors.diagnose_error(Phase.STREAMING, None, error, answer.headers, clock.wall())
     status = in_band_status(error, diagnosis)
-    return FirstAnswer(target, status, _as_json(answer.headers), error_json(error), diagnosis=diagnosis)
+    return ErrorAnswer(target, status, _as_json(answer.headers), error_json(error), diagnosis)
 
 
 def _as_json(headers: RawHeaders) -> RawHeaders:
@@ -383,7 +386,7 @@ def _as_json(headers: RawHeaders) -> RawHeaders:
     return [*kept, (b"content-type", JSON_TYPE)]
 
 
-async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
+async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> Whole | ErrorAnswer:
     """Makes a whole answer of the stream that a provider sends unasked.
 
     Raises UpstreamFailed where the stream has no end, or does not tell how it is put together.
@@ -408,7 +411,7 @@ async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> F
     return opened
 
 
-async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
+async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _activity_of(call, clock))
     if not is_whole:
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
@@ -417,29 +420,29 @@ async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -
             relay.change(chunks_with_base64)
             # The vectors change on their way, and the announced length no longer holds.
             headers = [header for header in headers if header[0] != b"content-length"]
-        return FirstAnswer(target, OK, headers, relay=relay)
+        return Stream(target, OK, headers, relay)
     return _accept_json(call, target, answer, body, clock)
 
 
-async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> FirstAnswer:
+async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
     """Speech or the text of it: anything, but not nothing, and no error object."""
     status, headers = answer.status, answer.headers
     if (b"content-length", b"0") in headers:
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with nothing")
     if not content_type.startswith(JSON_TYPE):
-        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer, count_tokens=True))
+        return Stream(target, status, headers, RawRelay(target.upstream, answer, count_tokens=True))
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _activity_of(call, clock))
     if not is_whole:
-        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer, body, count_tokens=True))
+        return Stream(target, status, headers, RawRelay(target.upstream, answer, body, count_tokens=True))
     parsed = answer_object(body) or {}
     error = _error_inside(parsed, call.endpoint.name)
     if error is None:
         written = estimate_tokens(str(parsed.get("text", "")).encode("utf-8", "surrogatepass"))
         usage = media_usage(call, target, read_media_answer(parsed), written)
-        return FirstAnswer(target, status, headers, body, usage=usage)
+        return Whole(target, status, headers, body, usage=usage)
     diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
-    return FirstAnswer(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
+    return ErrorAnswer(target, in_band_status(error, diagnosis), headers, body, diagnosis)
 
 
 def _activity_of(call: Call, clock: Clock) -> Callable[[], None]:
@@ -459,24 +462,24 @@ def _is_read(concern: ObjectAccess, status: int, content_type: bytes) -> bool:
     return concern.is_list or not content_type.startswith((b"text/event-stream", b"audio/", b"video/"))
 
 
-async def _open_objects(concern: ObjectAccess, target: Target, answer: Answer) -> FirstAnswer:
+async def _open_objects(concern: ObjectAccess, target: Target, answer: Answer) -> Opened:
     """An answer that names objects. Raises UpstreamFailed where it is too long to be told apart by tenants."""
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
     if is_whole:
-        return FirstAnswer(target, answer.status, answer.headers, body)
+        return Whole(target, answer.status, answer.headers, body)
     if concern.is_list:
         await answer.aclose()
         raise UpstreamFailed(
             ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the list is too long; ask for fewer at once"
         )
-    return FirstAnswer(target, answer.status, answer.headers, relay=RawRelay(target.upstream, answer, body))
+    return Stream(target, answer.status, answer.headers, RawRelay(target.upstream, answer, body))
 
 
-def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> FirstAnswer:
+def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> Whole | ErrorAnswer:
     """A whole answer, if it is what a JSON endpoint answers with."""
     if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
         # It ends as JSON does, which has to do as a proof that it is whole.
-        return FirstAnswer(target, OK, answer.headers, body, usage=find_usage(body))
+        return Whole(target, OK, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
     if parsed is None and body.startswith(BYTE_ORDER_MARK):
         body = body.removeprefix(BYTE_ORDER_MARK)
@@ -489,12 +492,12 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     error = _error_inside(parsed, call.endpoint.name)
     if error is not None:
         diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
-        return FirstAnswer(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
+        return ErrorAnswer(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis)
     reported = parsed.get("usage") or usage_in(parsed)
     usage = read_usage(reported) if isinstance(reported, dict) else None
     if usage is not None and ("service_tier" in parsed or "tool_usage" in parsed):
         add_beside(usage, parsed)
-    return FirstAnswer(target, OK, answer.headers, body, usage=usage)
+    return Whole(target, OK, answer.headers, body, usage=usage)
 
 
 def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:
@@ -528,7 +531,7 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
     return failed_error({"choices": [first]})
 
 
-async def _complete_embeddings(call: Call, opened: FirstAnswer) -> None:
+async def _complete_embeddings(call: Call, opened: Whole) -> None:
     """Gives vectors the form that was asked for, and a `usage`, on which clients rely: estimated where none was reported."""
     if asks_base64(call.body):
         is_large = len(opened.body) > THREAD_BYTES

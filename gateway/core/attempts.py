@@ -16,9 +16,9 @@ from typing import Any
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import JSON_TYPE, AttemptDeadlines, dispatch
 from gateway.core.balancing import Action
-from gateway.core.call import Call, FirstAnswer
+from gateway.core.call import Call, ErrorAnswer, Opened, Whole
 from gateway.core.clock import Clock
-from gateway.core.error_tables import Diagnosis, error_object, is_openai_shaped
+from gateway.core.error_tables import error_object, is_openai_shaped
 from gateway.core.errors import (
     MAX_RETRY_AFTER_S,
     CircuitOpen,
@@ -98,22 +98,22 @@ class Attempts:
         self._moves = Failover(clock, admission, watch, self._next_answer)
         watch.look = Suspects(clock, admission, watch, self._moves, draw).look
 
-    def _next_answer(self, call: Call) -> Coroutine[Any, Any, FirstAnswer]:
+    def _next_answer(self, call: Call) -> Coroutine[Any, Any, Opened]:
         """The first answer that is final of a call whose last attempt has failed."""
-        return self.first_answer(call, self._next_step(call))
+        return self.open(call, self._next_step(call))
 
-    async def broken_off(self, call: Call, target: Target, failure: UpstreamFailed) -> FirstAnswer:
+    async def broken_off(self, call: Call, target: Target, failure: UpstreamFailed) -> Opened:
         """The first answer that is final of a call whose stream has broken off before anything of it was given."""
         attempt = call.attempts[-1]
         attempt.ended_at = self._clock.monotonic()
         attempt.status, attempt.error_class, attempt.phase = None, failure.error_class, failure.phase
         self._learn_failure(call, target, failure)
         drop_frames(failure)
-        return await self.first_answer(call, self._next_step(call), failure)
+        return await self.open(call, self._next_step(call), failure)
 
-    async def first_answer(
-        self, call: Call, step: Step | None = None, last: FirstAnswer | UpstreamFailed | None = None
-    ) -> FirstAnswer:
+    async def open(
+        self, call: Call, step: Step | None = None, last: ErrorAnswer | UpstreamFailed | None = None
+    ) -> Opened:
         """The first answer that is final: a success, or an error that nothing helps against. `step` is the first one.
 
         `last` is how the attempt before that has failed. Raises GatewayError when there is none that the client could read.
@@ -164,18 +164,18 @@ class Attempts:
                     await self._moves.abandon(call)
                 raise
             else:
-                if opened.diagnosis is None:
+                if isinstance(opened, Whole) and call.other_attempt is None and call.objects is None:
+                    if call.grant is not None:  # the gate hears of both in one visit: answered, and settled at once
+                        call.grant.headers = opened.headers
+                    return opened
+                if not isinstance(opened, ErrorAnswer):
                     move = call.other_attempt
                     # In the copy that has moved, `other_attempt` is its own move, which must not stop itself.
                     if move is not None and move.call is not call:
                         self._moves.cancel(call)
-                    if opened.relay is None and move is None and call.objects is None:
-                        if call.grant is not None:  # the gate hears of both in one visit: answered, and settled at once
-                            call.grant.headers = opened.headers
-                    else:
-                        admission.outcomes.answered(call, opened.headers)
+                    admission.outcomes.answered(call, opened.headers)
                     return opened
-                self._learn_error(call, target, opened, opened.diagnosis)
+                self._learn_error(call, target, opened)
                 # That a target is ruled out is no news where another one, which may still serve, had something to say.
                 if last is None or not self._is_ruled_out_alone(call, opened):
                     last = opened
@@ -215,12 +215,12 @@ class Attempts:
             return await admission.enter(call, sorted([*step.targets, *fresh], key=lambda one: one not in plan.own))
         return await admission.enter(call, step.targets)
 
-    def _learn(self, call: Call, target: Target, failed: FirstAnswer | UpstreamFailed) -> None:
+    def _learn(self, call: Call, target: Target, failed: ErrorAnswer | UpstreamFailed) -> None:
         """An attempt has failed while another goes on."""
         if isinstance(failed, UpstreamFailed):
             self._learn_failure(call, target, failed)
-        elif failed.diagnosis is not None:
-            self._learn_error(call, target, failed, failed.diagnosis)
+        else:
+            self._learn_error(call, target, failed)
 
     def _learn_failure(self, call: Call, target: Target, failure: UpstreamFailed) -> None:
         """There was no usable answer."""
@@ -241,8 +241,9 @@ class Attempts:
             used = self._admission.costs.usage_by(call, target, self._clock.monotonic())
             attempt.cost_usd = cost_usd(call, target, used)
 
-    def _learn_error(self, call: Call, target: Target, opened: FirstAnswer, diagnosis: Diagnosis) -> None:
+    def _learn_error(self, call: Call, target: Target, opened: ErrorAnswer) -> None:
         """The target answered with an error."""
+        diagnosis = opened.diagnosis
         attempt = call.attempts[-1]
         attempt.should_retry = should_retry_of(opened.headers)
         attempt.is_callers = not target.account and target.name not in call.model.without_caller_credential
@@ -257,7 +258,7 @@ class Attempts:
         self._admission.outcomes.failed(call, diagnosis.error_class, Phase.ANSWERED, diagnosis)
         self._judge(call, attempt)
 
-    def _is_ruled_out_alone(self, call: Call, opened: FirstAnswer) -> bool:
+    def _is_ruled_out_alone(self, call: Call, opened: ErrorAnswer) -> bool:
         """The error says nothing of what other targets do with the call."""
         if opened.error_class is ErrorClass.MODEL_NOT_FOUND:
             return True
@@ -327,15 +328,15 @@ class Attempts:
             return False  # it has never answered: more likely a wrong address than an outage, and its user is told soon
         return not _was_served_since(call, last, health.responsiveness.answers) and health.breaker.begin_pacing(now)
 
-    def _give_up(self, call: Call, last: FirstAnswer | UpstreamFailed | None, step: GiveUp) -> FirstAnswer:
+    def _give_up(self, call: Call, last: ErrorAnswer | UpstreamFailed | None, step: GiveUp) -> ErrorAnswer:
         """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
-        if isinstance(last, FirstAnswer) and last.error_class is ErrorClass.AUTH:
+        if isinstance(last, ErrorAnswer) and last.error_class is ErrorClass.AUTH:
             refused = next(one for one in reversed(call.attempts) if one.target == last.target.name)
             if not refused.is_callers:
                 return _credential_refused(call, last, refused)
-        if isinstance(last, FirstAnswer) and call.endpoint.request == "any":
+        if isinstance(last, ErrorAnswer) and call.endpoint.request == "any":
             return last
-        if isinstance(last, FirstAnswer):
+        if isinstance(last, ErrorAnswer):
             if last.error_class is ErrorClass.NOT_FOUND:
                 last = replace(last, body=unknown_path(last.target.provider, last.status, last.body) or last.body)
             is_readable = is_openai_shaped(last.body) or (last.body.strip() != b"" and _is_final_word(last, step))
@@ -357,7 +358,7 @@ class Attempts:
         if call.endpoint.request == "any":
             error.should_retry = None  # nothing was tried again here: that is for the client to decide
         # The provider's word against another try holds for SDKs, too.
-        elif isinstance(last, FirstAnswer) and should_retry_of(last.headers) is False:
+        elif isinstance(last, ErrorAnswer) and should_retry_of(last.headers) is False:
             error.should_retry = False
         elif error_class in PASSING and step.reason not in DENIALS:
             back_in_s = self._admission.back_in_s(call)
@@ -416,7 +417,7 @@ _OF_THE_REFUSAL = frozenset(
 """Headers of a refused credential's answer that do not hold for what the client gets."""
 
 
-def _credential_refused(call: Call, last: FirstAnswer, attempt: Attempt) -> FirstAnswer:
+def _credential_refused(call: Call, last: ErrorAnswer, attempt: Attempt) -> ErrorAnswer:
     """Returns what the client gets for a 401 that means the gateway's own credential; the provider's words go to the log."""
     message = (error_object(last.body) or {}).get("message")
     if attempt.detail is None and isinstance(message, str):
@@ -428,7 +429,7 @@ def _credential_refused(call: Call, last: FirstAnswer, attempt: Attempt) -> Firs
     return replace(last, status=error.status, headers=kept, body=error_body(error, call.endpoint, call.id))
 
 
-def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> FirstAnswer | None:
+def _in_callers_shape(call: Call, last: ErrorAnswer, *, is_readable: bool) -> ErrorAnswer | None:
     """The provider's own error, put so that this call's client can read it; None: it is a 5xx of which nothing can be read.
 
     `is_readable`: clients of OpenAI's can read it, as it is.
@@ -452,7 +453,7 @@ def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> Fi
     return replace(last, status=status_for_client, headers=[*headers, (b"content-type", JSON_TYPE)], body=body)
 
 
-def _is_final_word(last: FirstAnswer, step: GiveUp) -> bool:
+def _is_final_word(last: ErrorAnswer, step: GiveUp) -> bool:
     """What is wrong with the request is the provider's to say, in whatever shape."""
     return last.status < 500 and (step.reason == "final" or last.error_class in _OPERATORS)
 
@@ -466,10 +467,10 @@ def _in_public(failure: UpstreamFailed) -> str:
     return "it cannot be reached" if failure.phase is Phase.NOTHING_SENT else "the connection broke"
 
 
-def _add_words(refusal: GatewayError, last: FirstAnswer | UpstreamFailed | None) -> None:
+def _add_words(refusal: GatewayError, last: ErrorAnswer | UpstreamFailed | None) -> None:
     """To a refusal of ours, what the provider has said that the call was waiting for."""
-    message = (error_object(last.body) or {}).get("message") if isinstance(last, FirstAnswer) else None
-    if isinstance(message, str) and message and isinstance(last, FirstAnswer):
+    message = (error_object(last.body) or {}).get("message") if isinstance(last, ErrorAnswer) else None
+    if isinstance(message, str) and message and isinstance(last, ErrorAnswer):
         refusal.message += f" {last.target.name} had answered with status {last.status}: {message[:MOST_WORDS]}"
 
 

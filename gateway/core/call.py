@@ -272,22 +272,46 @@ class Relay(Protocol):
 
 
 @dataclass(slots=True)
-class FirstAnswer:
-    """An answer that can be given to the client: whole, or as a relay. `diagnosis` is None for a success."""
+class Whole:
+    """A good answer that is here in one piece."""
 
     target: Target
     status: int
     headers: RawHeaders
     body: bytes = b""
     usage: Usage | None = None
-    relay: Relay | None = None
-    diagnosis: Diagnosis | None = None
+    """The usage as the provider reports it; None: it reports none."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """A good answer that has begun: `relay` brings the rest of it, and is to be closed."""
+
+    target: Target
+    status: int
+    headers: RawHeaders
+    relay: Relay
     endings: tuple[Ending, ...] = ()
-    """Called when the relay of a stream ends, before its account is closed."""
+    """Called when the relay ends, before the account of the call is closed."""
+
+
+@dataclass(slots=True)
+class ErrorAnswer:
+    """The target answered with an error; `diagnosis` says what it means."""
+
+    target: Target
+    status: int
+    headers: RawHeaders
+    body: bytes
+    diagnosis: Diagnosis
 
     @property
-    def error_class(self) -> ErrorClass | None:
-        return None if self.diagnosis is None else self.diagnosis.error_class
+    def error_class(self) -> ErrorClass:
+        return self.diagnosis.error_class
+
+
+Opened: TypeAlias = Whole | Stream | ErrorAnswer
+"""What an attempt has come to, before the client has anything of it."""
 
 
 async def _nothing_to_close() -> None:
@@ -337,7 +361,7 @@ class CallRecord:
 # --- features: what products do around a call ---
 
 Serve: TypeAlias = Callable[[Call], Awaitable[Reply]]
-Open: TypeAlias = Callable[[Call], Awaitable[FirstAnswer]]
+Open: TypeAlias = Callable[[Call], Awaitable[Opened]]
 
 
 class CallFeature:
@@ -365,11 +389,11 @@ class CallFeature:
         """Returns the reply to the call. Raises the GatewayError that the client gets; `handle` closes the account."""
         return next(call)
 
-    def open(self, call: Call, next: Open) -> Awaitable[FirstAnswer]:
+    def open(self, call: Call, next: Open) -> Awaitable[Opened]:
         """Returns the answer that is final."""
         return next(call)
 
-    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+    def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
         """Returns the chunks of a stream as they go on to the client."""
         return chunks
 
@@ -410,7 +434,7 @@ class Hooks:
     serve: Serve
     open: Open
     read: tuple[Callable[[Call, Mapping[bytes, bytes]], None], ...] = ()
-    relay: tuple[Callable[[Call, FirstAnswer, Chunks], Chunks], ...] = ()
+    relay: tuple[Callable[[Call, Stream, Chunks], Chunks], ...] = ()
     headers: tuple[Callable[[Call, Headers], None], ...] = ()
     closed: tuple[Callable[[CallRecord], Mapping[str, object] | None], ...] = ()
 

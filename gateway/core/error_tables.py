@@ -349,7 +349,7 @@ class ErrorRule:
     where: str = ""
     """The file and line of the rule."""
 
-    def holds(self, answer: ErrorAnswer) -> bool:
+    def holds(self, answer: ErrorFacts) -> bool:
         """Returns whether all conditions hold, the cheapest checked first."""
         return (
             (not self.phases or answer.phase in self.phases)
@@ -358,7 +358,7 @@ class ErrorRule:
             and all(answer.has_header(name, phrases) for name, phrases in self.headers)
         )
 
-    def _takes_status(self, answer: ErrorAnswer) -> bool:
+    def _takes_status(self, answer: ErrorFacts) -> bool:
         """Returns whether the status fits. Inside a 200, an error has only the status that it names, or else its words."""
         if answer.status in self.statuses:
             return True
@@ -378,7 +378,7 @@ class ErrorRule:
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorAnswer:
+class ErrorFacts:
     """The parts of an error answer that rules look at."""
 
     phase: Phase
@@ -395,11 +395,11 @@ class ErrorAnswer:
 
 def answer_of(
     phase: Phase, status: int | None, headers: RawHeaders, wording: Wording, *, is_in_band: bool = False
-) -> ErrorAnswer:
+) -> ErrorFacts:
     """Returns the parts of an answer that rules look at; AWS names the type in a header."""
     named = [value for name, value in headers if name == b"x-amzn-errortype"]
     types = (value[:_HEADER_BYTES].decode("latin-1").partition(":")[0].strip().lower() for value in named)
-    return ErrorAnswer(phase, status, headers, replace(wording, types=(*wording.types, *types)), is_in_band)
+    return ErrorFacts(phase, status, headers, replace(wording, types=(*wording.types, *types)), is_in_band)
 
 
 def _is_any_in(phrases: tuple[Phrase, ...], wording: Wording, *, is_own: bool = False) -> bool:
@@ -485,7 +485,7 @@ class ErrorTable:
             return self._diagnose_in_band(phase, read, headers, wall_now)
         return self._diagnosed(answer_of(phase, status, headers, read.wording), error, _as_bytes(error), wall_now)
 
-    def rule_for(self, answer: ErrorAnswer) -> ErrorRule | None:
+    def rule_for(self, answer: ErrorFacts) -> ErrorRule | None:
         """Returns the first rule that holds."""
         return next((rule for rule in self.rules if rule.holds(answer)), None)
 
@@ -501,7 +501,7 @@ class ErrorTable:
             answer = answer_of(phase, 500, headers, read.wording)
         return self._diagnosed(answer, error, _as_bytes(error), wall_now)
 
-    def _diagnosed(self, answer: ErrorAnswer, error: Json | None, body: bytes, wall_now: float) -> Diagnosis:
+    def _diagnosed(self, answer: ErrorFacts, error: Json | None, body: bytes, wall_now: float) -> Diagnosis:
         """Returns the verdict of the first rule that holds, with the server's hints about coming back."""
         rule = self.rule_for(answer) or _NO_RULE
         # Hints are in the beginning of a body, and at its end, where Google puts its delay.

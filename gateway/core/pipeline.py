@@ -19,11 +19,13 @@ from gateway.core.attempts import Attempts
 from gateway.core.call import (
     Call,
     CallProduct,
-    FirstAnswer,
+    ErrorAnswer,
     Hooks,
-    Relay,
+    Opened,
     Reply,
     RouteFacts,
+    Stream,
+    Whole,
     compile_hooks,
     features_of,
 )
@@ -107,7 +109,7 @@ class Pipeline:
 
     def hooks_of(self, facts: RouteFacts, asked: frozenset[bytes]) -> Hooks:
         """Returns the hooks for calls of this route that bring the headers `asked`."""
-        return compile_hooks(features_of(self.products, facts, asked), self.answer, self.attempts.first_answer)
+        return compile_hooks(features_of(self.products, facts, asked), self.answer, self.attempts.open)
 
     async def handle(self, call: Call) -> Reply:
         """Serves a call. Raises the GatewayError that the client gets instead of an answer; cancelling it stops the call.
@@ -117,9 +119,7 @@ class Pipeline:
         self.accounts.opened()
         hooks = call.hooks
         try:
-            if (
-                hooks is None
-            ):  # made inside the process: whatever a product's header could ask for, its maker may have asked for
+            if hooks is None:  # made inside the process: its maker may ask for whatever a header could
                 facts = RouteFacts(call.policy, call.key, call.model, call.endpoint, call.credential is not None)
                 hooks = call.hooks = self.hooks_of(facts, self.options)
             return await hooks.serve(call)
@@ -138,20 +138,18 @@ class Pipeline:
         hooks = call.hooks
         assert hooks is not None  # noqa: S101  # `handle` has seen to that
         opened = await hooks.open(call)
-        if opened.relay is None:
-            return self._whole_reply(call, opened)
-        return self._stream_reply(call, opened, opened.relay)
+        return self._stream_reply(call, opened) if isinstance(opened, Stream) else self._whole_reply(call, opened)
 
-    def _whole_reply(self, call: Call, opened: FirstAnswer) -> Reply:
+    def _whole_reply(self, call: Call, opened: Whole | ErrorAnswer) -> Reply:
         body = opened.body
-        diagnosis = opened.diagnosis
-        error_class = None if diagnosis is None else diagnosis.error_class  # as its property, without a call
-        if error_class is None:
+        error_class = None
+        if isinstance(opened, Whole):
             usage = opened.usage
             if usage is None or not usage.input or not 0 < usage.output <= LONGEST_ANSWER:
                 usage = whole_usage(call, usage, body)
             self.accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
+            error_class = opened.error_class
             self.accounts.settle(call, opened.status, error_class, target=opened.target)
         shared = self._shared(call, opened)
         # On pass-through a client reads the provider's own advice, as it came.
@@ -164,7 +162,9 @@ class Pipeline:
         # The headers tell the cost, which the attempt has only since the account was settled.
         return Reply(opened.status, shared + answer_headers(call, self.clock.monotonic()), body, shared=shared)
 
-    def _stream_reply(self, call: Call, opened: FirstAnswer, relay: Relay) -> Reply:
+    def _stream_reply(self, call: Call, opened: Stream) -> Reply:
+        relay = opened.relay
+
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             for ending in opened.endings:
                 ending(outcome, usage, output_tokens)
@@ -199,7 +199,7 @@ class Pipeline:
         headers = shared + answer_headers(call, self.clock.monotonic())
         return Reply(opened.status, headers, chunks=chunks, close=close, pass_on=pass_on, shared=shared)
 
-    def _shared(self, call: Call, opened: FirstAnswer) -> list[tuple[bytes, bytes]]:
+    def _shared(self, call: Call, opened: Opened) -> list[tuple[bytes, bytes]]:
         """Returns the provider's headers that the client gets; of a model with several targets their limits together."""
         if call.endpoint.request == "any":
             shared = self._returned_as_is.keep(opened.headers)

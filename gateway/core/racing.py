@@ -25,7 +25,7 @@ from gateway.core.admission.admission import Admission
 from gateway.core.admission.keys import CallBudgets, token_cost
 from gateway.core.answers import AttemptDeadlines, Open, Task, clocks_of, dispatch
 from gateway.core.balancing import Hedging
-from gateway.core.call import Call, FirstAnswer
+from gateway.core.call import Call, ErrorAnswer, Opened, Stream, Whole
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.health.breaker import Breaker
@@ -64,7 +64,7 @@ from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, Upstre
 CANCELLED = "cancelled"
 """The error class of an attempt that was stopped because its answer is not needed; no breaker counts it as a failure."""
 
-Learn = Callable[[Call, Target, FirstAnswer | UpstreamFailed], None]
+Learn = Callable[[Call, Target, ErrorAnswer | UpstreamFailed], None]
 """Called when an attempt fails while another goes on; the call's last attempt and grant are those of the failure."""
 
 
@@ -74,7 +74,7 @@ class Racer:
 
     call: Call
     target: Target
-    task: asyncio.Task[FirstAnswer]
+    task: asyncio.Task[Opened]
 
 
 class Hedges:
@@ -143,7 +143,7 @@ class Hedges:
         opening = dispatch(call, target, self._clock, self._watch)
         return Racer(call, target, asyncio.get_running_loop().create_task(opening))
 
-    async def _until_late(self, task: asyncio.Task[FirstAnswer], seconds: float) -> None:
+    async def _until_late(self, task: asyncio.Task[Opened], seconds: float) -> None:
         """Waits until the attempt has ended, or `seconds` have passed."""
         late: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         timer = self._clock.call_at(self._clock.monotonic() + seconds, partial(late.set_result, None))
@@ -254,7 +254,7 @@ def _times(call: Call, grant: Reservation) -> Latency:
     return grant.gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks)
 
 
-def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | None:
+def _failure(task: asyncio.Task[Opened]) -> ErrorAnswer | UpstreamFailed | None:
     """Returns the failure of an attempt that has ended; None: it succeeded, or no other attempt would do better."""
     if task.cancelled():
         return None
@@ -262,7 +262,7 @@ def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | 
     if error is not None:
         return error if isinstance(error, UpstreamFailed) else None
     opened = task.result()
-    return None if opened.diagnosis is None else opened
+    return opened if isinstance(opened, ErrorAnswer) else None
 
 
 def _usage_of_loser(racer: Racer) -> Usage | None:
@@ -270,21 +270,21 @@ def _usage_of_loser(racer: Racer) -> Usage | None:
     if racer.task.cancelled() or racer.task.exception() is not None:
         return None
     opened = racer.task.result()
-    if opened.diagnosis is not None:
+    if isinstance(opened, ErrorAnswer):
         return None
-    if opened.relay is None:
+    if isinstance(opened, Whole):
         return whole_usage(racer.call, opened.usage, opened.body)
     return streamed_usage(racer.call, CANCELLED, *opened.relay.account())
 
 
-async def _close(task: asyncio.Task[FirstAnswer]) -> None:
+async def _close(task: asyncio.Task[Opened]) -> None:
     """Stops the attempt and closes the answer that it may already have."""
     task.cancel()
     await asyncio.wait((task,))
     if not task.cancelled() and task.exception() is None:
-        relay = task.result().relay
-        if relay is not None:
-            await relay.aclose()
+        opened = task.result()
+        if isinstance(opened, Stream):
+            await opened.relay.aclose()
 
 
 def _end(attempt: Attempt, usd: float | None, now: float) -> None:
@@ -320,7 +320,7 @@ class MovedAttempt:
         self.call = copy
         self.met = len(copy.attempts)
         """The number of the copy's attempts that were made by the call itself."""
-        self.opened: FirstAnswer | None = None
+        self.opened: Opened | None = None
         self.task: asyncio.Task[None] | None = None
 
 
@@ -342,7 +342,7 @@ class Failover:
         clock: Clock,
         admission: Admission,
         watch: AttemptDeadlines,
-        serve: Callable[[Call], Awaitable[FirstAnswer]],
+        serve: Callable[[Call], Awaitable[Opened]],
     ) -> None:
         """`serve` answers a call whose last attempt has failed, or raises GatewayError."""
         self._clock = clock
@@ -386,7 +386,7 @@ class Failover:
         if ended is not None:  # by the task, not in it: one that is called off at once never runs
             move.task.add_done_callback(lambda _: ended(move.opened is not None))
 
-    async def outcome(self, call: Call) -> FirstAnswer | None:
+    async def outcome(self, call: Call) -> Opened | None:
         """Returns the answer that the second attempt got, now that the call's own has failed; None: it got none.
 
         In both cases the call's ledger has all attempts from then on.
@@ -427,7 +427,7 @@ class Failover:
         self.cancel(call)
         # The answer may have come before the cancellation: then its relay is open.
         await asyncio.wait((move.task,))
-        if move.opened is not None and move.opened.relay is not None:
+        if isinstance(move.opened, Stream):
             await move.opened.relay.aclose()
 
     async def _make(self, call: Call, move: MovedAttempt, task: Task) -> None:
@@ -436,7 +436,7 @@ class Failover:
             opened = await self._serve(copy)
             # The call's own attempt hangs, so its target may still serve the call.
             ledger, plan = [*call.attempts, *copy.attempts[move.met :]], self._admission.planner.plan(call)
-            if opened.diagnosis is None or is_final(ledger, plan, call.model.retries):
+            if not isinstance(opened, ErrorAnswer) or is_final(ledger, plan, call.model.retries):
                 move.opened = opened
         except GatewayError:
             self._end(copy)  # a retry that was booked was never sent; the first attempt goes on

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import JSON_TYPE, AttemptDeadlines, dispatch
-from gateway.core.call import Call, CallFeature, FirstAnswer, Reply, RouteFacts, Serve
+from gateway.core.call import Call, CallFeature, ErrorAnswer, Reply, RouteFacts, Serve, Stream, Whole
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Accounts, answer_headers
@@ -69,7 +69,7 @@ class TokenCounts(CallFeature):
                 continue
             answer = await self._fetch(call, target)
             if answer is not None and self._is_last_word(call, answer):
-                outcome = "ok" if answer.error_class is None else answer.error_class
+                outcome = answer.error_class if isinstance(answer, ErrorAnswer) else "ok"
                 self._accounts.settle(call, answer.status, outcome, target=target)
                 shared = (self._returned if len(call.model.plan) == 1 else self._returned_by_many).keep(answer.headers)
                 return Reply(
@@ -77,16 +77,16 @@ class TokenCounts(CallFeature):
                 )
         return None
 
-    async def _fetch(self, call: Call, target: Target) -> FirstAnswer | None:
+    async def _fetch(self, call: Call, target: Target) -> Whole | ErrorAnswer | None:
         """Returns the target's answer; None: there was none."""
         try:
             async with asyncio.timeout(WAIT_S):
                 answer = await dispatch(call, target, self._clock, self._watch)
         except (UpstreamFailed, TimeoutError):
             return None
-        return answer if answer.relay is None else None
+        return None if isinstance(answer, Stream) else answer
 
-    def _is_last_word(self, call: Call, answer: FirstAnswer) -> bool:
+    def _is_last_word(self, call: Call, answer: Whole | ErrorAnswer) -> bool:
         if answer.status < 300 or answer.status in CALLERS_FAULTS:
             return True
         is_callers = call.credential is not None and not answer.target.account

@@ -50,8 +50,8 @@ from gateway.emulator.replies import (
     LANGUAGES,
     EmulatedProblem,
     EmulatedReply,
+    EmulatedStream,
     ProblemError,
-    Stream,
     context_length,
     json_reply,
     model_not_found,
@@ -259,16 +259,16 @@ class Emulator:
 
     def _answer(
         self, endpoint: EmulatedEndpoint | routes.NativeEndpoint, request: CheckedRequest
-    ) -> EmulatedReply | Stream:
+    ) -> EmulatedReply | EmulatedStream:
         try:
             return endpoint.answer(request, self._writer)
         except orjson.JSONEncodeError as exc:  # what an answer echoes may be nested deeper than orjson writes
             raise ProblemError(EmulatedProblem(400, f"Invalid body: {exc}.")) from exc
 
-    def _answer_line(self, endpoint: EmulatedEndpoint, data: dict[str, Any]) -> EmulatedReply | Stream:
+    def _answer_line(self, endpoint: EmulatedEndpoint, data: dict[str, Any]) -> EmulatedReply | EmulatedStream:
         return self._answer(endpoint, self._check(endpoint.read(data), self.config.dialect))
 
-    def _answer_message(self, body: bytes) -> EmulatedReply | Stream:
+    def _answer_message(self, body: bytes) -> EmulatedReply | EmulatedStream:
         endpoint = routes.endpoint_of("POST", "/v1/messages", b"", b"2023-06-01")
         assert endpoint is not None  # noqa: S101  # that path has one
         return self._answer(endpoint, self._check(endpoint.request(body, None), "messages"))

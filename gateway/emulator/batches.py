@@ -21,8 +21,8 @@ import orjson
 from gateway.emulator.replies import (
     EmulatedProblem,
     EmulatedReply,
+    EmulatedStream,
     ProblemError,
-    Stream,
     json_reply,
     read_object,
     refused,
@@ -41,7 +41,7 @@ _BOUNDARY = re.compile(rb'boundary="?([^";]+)')
 _FILENAME = re.compile(rb'filename="([^"]*)"')
 _MAX_5_DIGITS = re.compile(r"[1-9][0-9]{0,4}")
 _FIELD = re.compile(rb'name="([^"]*)"')
-AnswerLine = Callable[[EmulatedEndpoint, dict[str, Any]], EmulatedReply | Stream]
+AnswerLine = Callable[[EmulatedEndpoint, dict[str, Any]], EmulatedReply | EmulatedStream]
 """Answers the body of a line. Raises ProblemError."""
 
 
@@ -207,7 +207,7 @@ class EmulatedBatches:
             reply = self._answer(endpoint, line["body"])
         except ProblemError as found:
             return found.problem.reply(self._dialect)
-        if isinstance(reply, Stream):
+        if isinstance(reply, EmulatedStream):
             return EmulatedProblem(400, "Batches have no streams").reply(self._dialect)
         return reply
 
@@ -265,7 +265,7 @@ def _page(entries: list[dict[str, Any]], params: Mapping[str, str]) -> EmulatedR
 MOST_REQUESTS = 100_000
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MAX_4_DIGITS = re.compile(r"[1-9][0-9]{0,3}")
-AnswerMessage = Callable[[bytes], EmulatedReply | Stream]
+AnswerMessage = Callable[[bytes], EmulatedReply | EmulatedStream]
 """Answers the body of a call of Messages. Raises ProblemError."""
 
 
@@ -397,7 +397,7 @@ class EmulatedMessageBatches:
             reply = self._answer(orjson.dumps(one["params"]))
         except ProblemError as found:
             reply = found.problem.reply("messages", request_id=f"req_{one['custom_id']}")
-        if isinstance(reply, Stream):
+        if isinstance(reply, EmulatedStream):
             reply = EmulatedProblem(400, "stream: not supported in batches").reply("messages")
         parsed = orjson.loads(reply.body)
         return {"type": "errored", "error": parsed} if reply.status >= 400 else {"type": "succeeded", "message": parsed}

@@ -31,9 +31,9 @@ from gateway.emulator.replies import (
     LANGUAGES,
     EmulatedProblem,
     EmulatedReply,
+    EmulatedStream,
     Headers,
     ProblemError,
-    Stream,
     fault_problem,
     invalid_credential,
     invalid_key,
@@ -454,7 +454,7 @@ def refusal_of(fault: Fault, account: EmulatedAccount, call: EmulatedCall, now: 
 
 async def perform(
     call: EmulatedCall,
-    answer: EmulatedReply | Stream,
+    answer: EmulatedReply | EmulatedStream,
     fault: Fault | None,
     pace: EmulatedPace,
     account: EmulatedAccount,
@@ -474,7 +474,7 @@ async def perform(
         await call.sleep(wait_s)
     if fault is not None and fault.kind in _UNFRAMED:
         await _misframe(call, _whole(answer), fault.kind)
-    elif isinstance(answer, Stream):
+    elif isinstance(answer, EmulatedStream):
         await _play_stream(call, answer, fault, pace.per_token_s, account)
     else:
         await _play_reply(call, answer, fault, account)
@@ -501,7 +501,7 @@ async def _play_reply(call: EmulatedCall, reply: EmulatedReply, fault: Fault | N
 
 
 async def _play_stream(
-    call: EmulatedCall, stream: Stream, fault: Fault | None, per_token_s: float, account: EmulatedAccount
+    call: EmulatedCall, stream: EmulatedStream, fault: Fault | None, per_token_s: float, account: EmulatedAccount
 ) -> None:
     kind, chunks = (fault.kind, fault.after_chunks) if fault else ("", None)
     left = iter(() if kind == "opening_error" else stream.frames)
@@ -589,13 +589,13 @@ async def _misframe(call: EmulatedCall, reply: EmulatedReply, kind: str) -> None
     call.smuggle(reply.body[length:])
 
 
-def _whole(answer: EmulatedReply | Stream) -> EmulatedReply:
+def _whole(answer: EmulatedReply | EmulatedStream) -> EmulatedReply:
     if isinstance(answer, EmulatedReply):
         return answer
     return EmulatedReply(body=answer.lead + b"".join(answer.frames) + answer.tail, content_type=answer.content_type)
 
 
-def _with_broken_frame(stream: Stream, chunks: int | None) -> Iterator[bytes]:
+def _with_broken_frame(stream: EmulatedStream, chunks: int | None) -> Iterator[bytes]:
     frames = iter(stream.frames)
     late_lead = () if chunks else (stream.lead,)
     return chain(islice(frames, chunks), (stream.broken,), late_lead, frames)

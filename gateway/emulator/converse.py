@@ -19,7 +19,7 @@ from gateway.emulator.messages import arguments_of
 from gateway.emulator.replies import (
     EVENT_STREAM,
     EmulatedReply,
-    Stream,
+    EmulatedStream,
     event,
     exception,
     frame_of,
@@ -397,14 +397,14 @@ def answer_converse(request: CheckedRequest, writer: Writer) -> EmulatedReply:
     return json_reply(answer, composed.tokens)
 
 
-def stream_converse(request: CheckedRequest, writer: Writer) -> Stream:
+def stream_converse(request: CheckedRequest, writer: Writer) -> EmulatedStream:
     """Answers with the frames of an event stream."""
     composed = _compose(request, writer)
     last = len(composed.blocks) - 1
     closing = _event("contentBlockStop", {"contentBlockIndex": last}) if composed.blocks else b""
     metadata = {"usage": _usage(request, writer, composed), "metrics": {"latencyMs": _LATENCY_MS}}
     stop = _event("messageStop", {"stopReason": _STOP_REASONS[composed.ending]})
-    return Stream(
+    return EmulatedStream(
         lead=_event("messageStart", {"role": "assistant"}),
         frames=_frames(composed, writer),
         tail=closing + stop + _event("metadata", metadata),

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from gateway.emulator.messages import arguments_of
-from gateway.emulator.replies import JSON, EmulatedReply, Stream, json_reply, refused, text_of
+from gateway.emulator.replies import JSON, EmulatedReply, EmulatedStream, json_reply, refused, text_of
 from gateway.emulator.requests import CheckedRequest
 from gateway.emulator.writer import (
     GEMINI,
@@ -423,10 +423,10 @@ def answer_generate(request: CheckedRequest, writer: Writer) -> EmulatedReply:
     )
 
 
-def stream_generate(request: CheckedRequest, writer: Writer) -> Stream:
+def stream_generate(request: CheckedRequest, writer: Writer) -> EmulatedStream:
     """Answers with server-sent events, as `alt=sse` asks for."""
     chunks, last, count = _stream(request, writer)
-    return Stream(
+    return EmulatedStream(
         lead=b"",
         frames=map(_event, chunks),
         tail=b"".join(map(_event, last)),
@@ -436,10 +436,10 @@ def stream_generate(request: CheckedRequest, writer: Writer) -> Stream:
     )
 
 
-def stream_array(request: CheckedRequest, writer: Writer) -> Stream:
+def stream_array(request: CheckedRequest, writer: Writer) -> EmulatedStream:
     """Answers with a JSON array that grows, as without `alt=sse`."""
     chunks, last, count = _stream(request, writer)
-    return Stream(
+    return EmulatedStream(
         lead=b"[",
         frames=(orjson.dumps(chunk) + b"\n,\r\n" for chunk in chunks),
         tail=b"\n,\r\n".join(map(orjson.dumps, last)) + b"\n]\n",

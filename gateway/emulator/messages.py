@@ -21,8 +21,8 @@ from gateway.emulator.replies import (
     EVENT_STREAM,
     EmulatedProblem,
     EmulatedReply,
+    EmulatedStream,
     ProblemError,
-    Stream,
     event,
     exception,
     frame,
@@ -575,7 +575,7 @@ Event = Mapping[str, Any]
 Render = Callable[[Event], bytes]
 
 
-def answer_messages(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
+def answer_messages(request: CheckedRequest, writer: Writer) -> EmulatedReply | EmulatedStream:
     """Answers with a message, as JSON or as a stream of server-sent events."""
     composed, message = _message(request, writer)
     if not request.is_stream:
@@ -584,7 +584,7 @@ def answer_messages(request: CheckedRequest, writer: Writer) -> EmulatedReply | 
     def render(event: Event) -> bytes:
         return frame(event, str(event["type"]))
 
-    return Stream(
+    return EmulatedStream(
         lead=_lead(message, render, _PING),
         frames=_with_pings(_frames(composed, message, render)),
         tail=_tail(composed, message, render),
@@ -600,14 +600,14 @@ def answer_invoked(request: CheckedRequest, writer: Writer) -> EmulatedReply:
     return json_reply(message, composed.tokens)
 
 
-def stream_invoked(request: CheckedRequest, writer: Writer) -> Stream:
+def stream_invoked(request: CheckedRequest, writer: Writer) -> EmulatedStream:
     """Answers a Messages call that Bedrock carries, with frames of `chunk` events."""
     composed, message = _message(request, writer)
 
     def render(inner: Event) -> bytes:
         return event("chunk", {"bytes": b64encode(orjson.dumps(inner)).decode()})
 
-    return Stream(
+    return EmulatedStream(
         lead=_lead(message, render, b""),
         frames=_frames(composed, message, render),
         tail=_tail(composed, message, render),

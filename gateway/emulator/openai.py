@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.replies import SLOT, EmulatedReply, Stream, around, frame, json_reply
+from gateway.emulator.replies import SLOT, EmulatedReply, EmulatedStream, around, frame, json_reply
 from gateway.emulator.requests import CheckedRequest
 from gateway.emulator.writer import Draft, ToolWish, Writer, example_of, is_mentioned
 
@@ -31,7 +31,7 @@ _FILTER_RESULTS = {"hate": _SAFE, "self_harm": _SAFE, "sexual": _SAFE, "violence
 # --- Chat completions and legacy completions ---
 
 
-def answer_chat(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
+def answer_chat(request: CheckedRequest, writer: Writer) -> EmulatedReply | EmulatedStream:
     """Answers with a chat completion as JSON or as a stream."""
     answers = [_answer(request, writer, choice) for choice in range(request.choices)]
     head = {
@@ -48,7 +48,7 @@ def answer_chat(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stre
     return json_reply(head | {"choices": choices, "usage": usage_of(request, written)}, _tokens(written))
 
 
-def answer_completion(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
+def answer_completion(request: CheckedRequest, writer: Writer) -> EmulatedReply | EmulatedStream:
     """Answers with a legacy text completion as JSON or as a stream."""
     drafts = [writer.prose(request, choice) for choice in range(request.choices)]
     head = {
@@ -139,7 +139,7 @@ def _choice(index: int, drafts: Sequence[Draft], writer: Writer) -> dict[str, An
 
 def _chat_stream(
     request: CheckedRequest, writer: Writer, head: dict[str, Any], answers: Sequence[Sequence[Draft]]
-) -> Stream:
+) -> EmulatedStream:
     extra = {"usage": None} if wants_usage(request) else {}
 
     def chunk(index: int, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _chat_stream(
     return _stream(request, head, list(chain.from_iterable(answers)), lead, frames, tail)
 
 
-def _completion_stream(request: CheckedRequest, head: dict[str, Any], drafts: Sequence[Draft]) -> Stream:
+def _completion_stream(request: CheckedRequest, head: dict[str, Any], drafts: Sequence[Draft]) -> EmulatedStream:
     extra = {"usage": None} if wants_usage(request) else {}
 
     def chunk(index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
@@ -178,10 +178,10 @@ def _stream(
     lead: bytes,
     frames: list[Iterator[bytes]],
     tail: bytes,
-) -> Stream:
+) -> EmulatedStream:
     if wants_usage(request):
         tail += frame(head | {"choices": [], "usage": usage_of(request, drafts)})
-    return Stream(
+    return EmulatedStream(
         lead=lead,
         frames=frames[0] if len(frames) == 1 else _interleave(frames),
         tail=tail + _DONE,
@@ -245,7 +245,7 @@ def _last_role(request: CheckedRequest) -> object:
 # --- The Responses API: responses, compactions and counts of input tokens ---
 
 
-def answer_response(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
+def answer_response(request: CheckedRequest, writer: Writer) -> EmulatedReply | EmulatedStream:
     """Answers with a response as JSON or as a stream of named events: a message, or a call of one of the tools given.
 
     All fields are there even where they are null, as the schemas of Open Responses ask. The sequence numbers of events
@@ -430,7 +430,9 @@ def _kept(writer: Writer, message: Mapping[str, Any]) -> dict[str, Any]:
 _Event = tuple[str, dict[str, Any]]
 
 
-def stream_of(pieces: Sequence[str], opened: dict[str, Any], closed: dict[str, Any], item: Mapping[str, Any]) -> Stream:
+def stream_of(
+    pieces: Sequence[str], opened: dict[str, Any], closed: dict[str, Any], item: Mapping[str, Any]
+) -> EmulatedStream:
     """Returns the events of a response with one item: `opened` before there is any, `closed` at its end; a piece is a delta."""
     is_call = item["type"] == "function_call"
     lead, tail = _around_call(item) if is_call else _around_text(item)
@@ -445,7 +447,7 @@ def stream_of(pieces: Sequence[str], opened: dict[str, Any], closed: dict[str, A
     ]
     end = "response.completed" if closed["status"] == "completed" else "response.incomplete"
     tail = [*tail, ("response.output_item.done", {"output_index": 0, "item": item}), (end, {"response": closed})]
-    return Stream(
+    return EmulatedStream(
         lead=_frames(lead, 0),
         frames=_deltas(kind, place, pieces, len(lead)),
         tail=_frames(tail, len(lead) + len(pieces)),

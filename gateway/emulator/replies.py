@@ -1,7 +1,7 @@
 """What the emulator answers with: whole replies, streams and their frames, and errors in the words of each provider.
 
-In this order: the plain values `EmulatedReply` and `Stream`, in which limits, answers and faults meet without knowing each
-other: they have everything about the bytes to send and nothing about when these are sent; server-sent events and
+In this order: the plain values `EmulatedReply` and `EmulatedStream`, in which limits, answers and faults meet without knowing
+each other: they have everything about the bytes to send and nothing about when these are sent; server-sent events and
 event-stream frames; errors in each provider's words (`EmulatedProblem`), those of OpenAI's API, and those of the others,
 with the checks that raise them. When an error is due is decided elsewhere; the texts keep the phrases and codes that
 clients match on. Invariant: every problem renders to a JSON object with a message. Sources: the providers' error pages,
@@ -43,7 +43,7 @@ class EmulatedReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class EmulatedStream:
     """A streamed answer: `lead` opens it, each of `frames` holds one token, `tail` is all that marks a proper end.
 
     `error_frame` makes an event of the JSON of an error, and `broken` is an event whose JSON is not.

@@ -45,12 +45,12 @@ from gateway.emulator.openai import (
     answer_speech,
     answer_transcription,
 )
-from gateway.emulator.replies import EmulatedReply, ProblemError, Stream, json_reply, wrong_method
+from gateway.emulator.replies import EmulatedReply, EmulatedStream, ProblemError, json_reply, wrong_method
 from gateway.emulator.requests import CheckedRequest
 from gateway.emulator.writer import Writer
 
 Read = Callable[[dict[str, Any], str], CheckedRequest]
-Answer = Callable[[CheckedRequest, Writer], EmulatedReply | Stream]
+Answer = Callable[[CheckedRequest, Writer], EmulatedReply | EmulatedStream]
 _MESSAGES = re.compile(r"(?:/anthropic)?(?:/v1)?/messages(/count_tokens)?")
 _GENERATE = re.compile(
     r".*/(?:models|tunedModels)/(.+):(\w+Content|countTokens|batchEmbedContents|predict|rawPredict|streamRawPredict)"
@@ -70,7 +70,7 @@ class EmulatedEndpoint:
     name: str
     operation: str
     read: Callable[[dict[str, Any]], CheckedRequest]
-    answer: Callable[[CheckedRequest, Writer], EmulatedReply | Stream]
+    answer: Callable[[CheckedRequest, Writer], EmulatedReply | EmulatedStream]
     is_form: bool = False
     model: str | None = None
 

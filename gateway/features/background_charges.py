@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.admission.admission import Admission
-from gateway.core.call import Call, CallFeature, Chunks, FirstAnswer, Open, RouteFacts
+from gateway.core.call import Call, CallFeature, Chunks, Open, Opened, RouteFacts, Stream, Whole
 from gateway.core.ledger import cost_usd, estimated_usage, known_usd, usage_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
 from gateway.core.openai.usage import ABSURD, LONGEST_ANSWER, add_beside, most_output, plausible, read_usage
@@ -58,10 +58,10 @@ class Deferred(CallFeature):
         """Returns itself for calls that make responses, or may ask for one."""
         return self if facts.endpoint.request == "any" or facts.endpoint.sse == "responses" else None
 
-    async def open(self, call: Call, next: Open) -> FirstAnswer:
+    async def open(self, call: Call, next: Open) -> Opened:
         """Returns the answer, with the usage of a response that ends later as it is estimated."""
         opened = await next(call)
-        if opened.relay is not None or opened.diagnosis is not None:
+        if not isinstance(opened, Whole):
             return opened
         usage = opened.usage
         if usage is None or not usage.input or not 0 < usage.output <= LONGEST_ANSWER:
@@ -72,7 +72,7 @@ class Deferred(CallFeature):
                 opened.usage = self.unfinished(call, opened.target, opened.body) or usage
         return opened
 
-    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+    def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
         """Returns the chunks of a stream, read where they may be of a response that is waited for."""
         relay = opened.relay
 

@@ -23,7 +23,7 @@ def take_logged(caplog: pytest.LogCaptureFixture) -> tuple[list[str], str]:
     return [kind.__name__ for kind in found if kind is not None], text
 
 
-@pytest.mark.parametrize(("where", "what"), [(Attempts, "first_answer"), (Pipeline, "handle")])
+@pytest.mark.parametrize(("where", "what"), [(Attempts, "open"), (Pipeline, "handle")])
 async def test_a_defect_in_a_call_is_logged_with_its_traceback(
     gateway: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: type, what: str
 ) -> None:

@@ -20,7 +20,7 @@ from math import inf
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.planner import estimate_of
 from gateway.core.attempts import Attempts
-from gateway.core.call import Call, CallFeature, FirstAnswer, Open, RouteFacts
+from gateway.core.call import Call, CallFeature, ErrorAnswer, Open, Opened, RouteFacts, Stream, Whole
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import cost_usd, whole_usage
@@ -58,7 +58,7 @@ class Member:
         self.call = call
         self.input = input
         self.tokens = tokens
-        self.done: asyncio.Future[FirstAnswer | None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[Whole | ErrorAnswer | None] = asyncio.get_running_loop().create_future()
 
 
 class Group:
@@ -171,7 +171,7 @@ class Groups(CallFeature):
         is_grouped = facts.model.grouping is not None or not asked.isdisjoint(self.options)
         return self if is_grouped and facts.endpoint.name in RESULTS else None
 
-    async def open(self, call: Call, next: Open) -> FirstAnswer:
+    async def open(self, call: Call, next: Open) -> Opened:
         """Returns the call's part of a group's answer, where it can be in one; else its own."""
         rules = GroupRules(LINES_WINDOW_S, call.group_most) if call.group_most else call.model.grouping
         parsed = call.parsed or json_object(call.body)
@@ -260,13 +260,13 @@ class Groups(CallFeature):
         """Gets the answer of a group, and gives each member its part."""
         usage = None
         try:
-            opened = await self._attempts.first_answer(call)
-            if opened.relay is not None:
+            opened = await self._attempts.open(call)
+            if isinstance(opened, Stream):
                 await opened.relay.aclose()
                 self._admission.outcomes.ended(call, "ok")
                 self._price_unfit(group, call, opened.target, self._admission.costs.usage(call, opened.target))
                 self._part(group, None)
-            elif opened.diagnosis is not None:
+            elif isinstance(opened, ErrorAnswer):
                 self._part(group, None if opened.status in FAULTS else [opened] * len(group.members))
             else:
                 usage = whole_usage(call, opened.usage, opened.body)
@@ -297,7 +297,7 @@ class Groups(CallFeature):
         for member, share in zip(group.members, _shares(group), strict=True):
             _note_attempts(member, group, share)
 
-    def _part(self, group: Group, answers: Sequence[FirstAnswer] | None) -> None:
+    def _part(self, group: Group, answers: Sequence[Whole | ErrorAnswer] | None) -> None:
         """Gives each member its answer; None: each is to be sent alone."""
         if answers is None:
             for member in group.members:
@@ -314,7 +314,7 @@ class Groups(CallFeature):
             _fail(member, copy.copy(error))
 
 
-def _parts(group: Group, call: Call, opened: FirstAnswer) -> list[FirstAnswer] | None:
+def _parts(group: Group, call: Call, opened: Whole) -> list[Whole] | None:
     counts = [len(member.input.items) for member in group.members]
     weights = [member.tokens for member in group.members]
     parts = split_answer(call.endpoint.name, opened.body, counts, weights, opened.usage)
@@ -342,7 +342,7 @@ def _note_attempts(member: Member, group: Group, share: float) -> None:
     call.skips = joined.skips
 
 
-def _answer(member: Member, answer: FirstAnswer | None) -> None:
+def _answer(member: Member, answer: Whole | ErrorAnswer | None) -> None:
     if not member.done.done():
         member.done.set_result(answer)
 

@@ -19,7 +19,7 @@ import orjson
 
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines, clocks_of
-from gateway.core.call import Call, FirstAnswer
+from gateway.core.call import Call, ErrorAnswer, Opened, Stream, Whole
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.health.target_health import CLIENT_GONE
@@ -54,13 +54,13 @@ MOST_HELD = 32 * 1024 * 1024
 class HeldStream:
     """A stream that has ended well, its events being `opened.body`; or an answer that was whole from the beginning."""
 
-    opened: FirstAnswer
+    opened: Whole
     texts: list[OutputText] | None
     """None: they are not known."""
 
 
 async def hold(
-    call: Call, opened: FirstAnswer, relay: SseRelay, clock: Clock, watch: AttemptDeadlines
+    call: Call, opened: Stream, relay: SseRelay, clock: Clock, watch: AttemptDeadlines
 ) -> HeldStream | OverlongStream:
     """Reads a stream to its end, by the caller's own deadline.
 
@@ -92,7 +92,7 @@ async def hold(
         raise UpstreamFailed(_class_of(end.outcome), Phase.STREAMING, "the stream broke off while it was held back")
     attempt.ended_at = clock.monotonic()
     usage = streamed_usage(call, "ok", end.usage, end.tokens)
-    return HeldStream(replace(opened, body=b"".join(parts), usage=usage, relay=None), texts.texts())
+    return HeldStream(Whole(opened.target, opened.status, opened.headers, b"".join(parts), usage), texts.texts())
 
 
 def _class_of(outcome: str | None) -> ErrorClass:
@@ -106,7 +106,7 @@ CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 _OF_THE_CALL = frozenset((b"idempotency-key", b"content-encoding"))
 """Headers that are about the client's own request."""
 
-FirstAnswerOf = Callable[[Call, Step], Coroutine[Any, Any, FirstAnswer]]
+OpenFrom = Callable[[Call, Step], Coroutine[Any, Any, Opened]]
 
 
 @dataclass(slots=True)
@@ -128,13 +128,13 @@ class Repairs:
     from a target is settled, and its attempts are in the call's ledger, priced.
     """
 
-    __slots__ = ("_admission", "_clock", "_first_answer")
+    __slots__ = ("_admission", "_clock", "_open")
 
-    def __init__(self, clock: Clock, admission: Admission, first_answer: FirstAnswerOf) -> None:
-        """`first_answer` makes the attempts of a call, beginning with a step."""
+    def __init__(self, clock: Clock, admission: Admission, open: OpenFrom) -> None:
+        """`open` makes the attempts of a call, beginning with a step."""
         self._clock = clock
         self._admission = admission
-        self._first_answer = first_answer
+        self._open = open
 
     async def ask(
         self, call: Call, rule: OutputRule, schema: OutputSchema, violation: Violation, text: str, first: int
@@ -154,7 +154,7 @@ class Repairs:
         admission = self._admission
         try:
             targets = self._targets(call, repair, rule, first)
-            opened = await self._first_answer(repair, Try(targets)) if targets else None
+            opened = await self._open(repair, Try(targets)) if targets else None
             return None if opened is None else await self._taken(repair, opened)
         except ShuttingDown:
             raise
@@ -189,15 +189,15 @@ class Repairs:
             return ()
         return targets if admission.retries.of(repair).denies_money() is None else ()
 
-    async def _taken(self, repair: Call, opened: FirstAnswer) -> Repaired | None:
+    async def _taken(self, repair: Call, opened: Opened) -> Repaired | None:
         """Returns what an answer says, with the account of its attempt closed."""
         attempt, target = repair.attempts[-1], opened.target
-        if opened.relay is not None:  # a stream, or an endless text: nobody has asked for that
+        if isinstance(opened, Stream):  # a stream, or an endless text: nobody has asked for that
             await opened.relay.aclose()
             attempt.cost_usd = self._admission.costs.usd(repair, target)
             self._admission.outcomes.used(repair, None)
             return None
-        if opened.diagnosis is not None:
+        if isinstance(opened, ErrorAnswer):
             return None
         usage = whole_usage(repair, opened.usage, opened.body) or Usage(0, 0, estimated=True)
         attempt.cost_usd, attempt.is_cost_reported = cost_usd(repair, target, usage), not usage.estimated

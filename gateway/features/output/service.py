@@ -1,7 +1,7 @@
 """The check of a call's answer, and what follows from it, before the client has anything of it.
 
-    first_answer -> (an answer, whole or held back) -> verdict -> retry -> … -> repair -> fail | pass
-    first_answer -> (a stream that is relayed) -> watched -> ended: it is only counted
+    open -> (an answer, whole or held back) -> verdict -> retry -> … -> repair -> fail | pass
+    open -> (a stream that is relayed) -> watched -> ended: it is only counted
 
 It stands between the caches, which hear of the final answer only, and the attempts, of which each is made and accounted for as
 any other. Invariant: an answer that is not given is settled before the next attempt begins, so that at the end of a call what
@@ -20,7 +20,20 @@ from gateway.core.admission.admission import Admission
 from gateway.core.admission.outcomes import CALLERS_DEADLINE
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.attempts import Attempts
-from gateway.core.call import Call, CallFeature, Chunks, FirstAnswer, Open, OutputCheck, Reply, RouteFacts, Serve
+from gateway.core.call import (
+    Call,
+    CallFeature,
+    Chunks,
+    ErrorAnswer,
+    Open,
+    Opened,
+    OutputCheck,
+    Reply,
+    RouteFacts,
+    Serve,
+    Stream,
+    Whole,
+)
 from gateway.core.clock import Clock
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.ledger import cost_usd, whole_usage
@@ -58,7 +71,7 @@ LONGEST_CHECK_S = 10.0
 class _Checked:
     """An answer that is here, and what the check says of it."""
 
-    opened: FirstAnswer
+    opened: Whole
     is_stream: bool
     attempt: Attempt
     verdict: OutputVerdict
@@ -92,7 +105,7 @@ class Outputs(CallFeature):
         self._watch = watch
         self._judge = Judge()
         self._schemas = Schemas()
-        self._repairs = Repairs(clock, admission, attempts.first_answer)
+        self._repairs = Repairs(clock, admission, attempts.open)
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls whose model has a rule, and for those that batches make."""
@@ -106,7 +119,7 @@ class Outputs(CallFeature):
             tell_result(reply, call.output_check)
         return reply
 
-    async def open(self, call: Call, next: Open) -> FirstAnswer:
+    async def open(self, call: Call, next: Open) -> Opened:
         """Returns the provider's answer, if it keeps the call's rule, or the rule lets it pass. Raises OutputInvalid."""
         rule = call.output
         schema = None if rule is None else self._schemas.of(call, rule)
@@ -115,13 +128,13 @@ class Outputs(CallFeature):
         check = call.output_check = OutputCheck()
         if isinstance(schema, OutputResult):
             opened = await next(call)
-            if opened.diagnosis is None:
+            if not isinstance(opened, ErrorAnswer):
                 self._conclude(call, check, schema)
             return opened
         check.schema = schema
         return await self._first_good(call, rule, schema, check)
 
-    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+    def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
         """Returns the chunks of a stream, which is judged when it has ended."""
         check = call.output_check
         if check is None:
@@ -129,12 +142,12 @@ class Outputs(CallFeature):
         opened.endings += (lambda outcome, _usage, _tokens: self.ended(call, check, outcome),)
         return self.watched(call, check, chunks) if check.result is None else chunks
 
-    async def _first_good(self, call: Call, rule: OutputRule, schema: OutputSchema, check: OutputCheck) -> FirstAnswer:
-        opened: FirstAnswer | None = await self._attempts.first_answer(call)
+    async def _first_good(self, call: Call, rule: OutputRule, schema: OutputSchema, check: OutputCheck) -> Opened:
+        opened: Opened | None = await self._attempts.open(call)
         bad: _Checked | None = None
         first = 0
-        while opened is not None and (opened.diagnosis is None or bad is None):
-            if opened.diagnosis is not None or not _is_read(call, rule, opened):
+        while opened is not None and (bad is None or not isinstance(opened, ErrorAnswer)):
+            if isinstance(opened, ErrorAnswer) or not _is_read(call, rule, opened):
                 return opened  # an error, or what is given as it comes
             try:
                 read = await self._read(call, opened)
@@ -147,12 +160,12 @@ class Outputs(CallFeature):
                 break
             if isinstance(read, OverlongStream):
                 self._conclude(call, check, OutputResult.SKIPPED)
-                return replace(opened, relay=read)
+                return Stream(opened.target, opened.status, opened.headers, read)
             verdict = await self._judge.verdict(schema, read.texts, _check_s(call, self._clock), call.tenant)
             if verdict.result is not OutputResult.INVALID:
                 self._note(call, check, verdict)
                 return read.opened
-            bad = _Checked(read.opened, opened.relay is not None, call.attempts[-1], verdict)
+            bad = _Checked(read.opened, isinstance(opened, Stream), call.attempts[-1], verdict)
             self._discard(call, check, bad)
             first = first or len(call.attempts)
             opened = await self._retried(call, rule, check, first)
@@ -173,10 +186,11 @@ class Outputs(CallFeature):
         check.used = [part for part in check.used if part[0] is not bad.attempt]
         return bad.opened
 
-    async def _read(self, call: Call, opened: FirstAnswer) -> HeldStream | OverlongStream:
+    async def _read(self, call: Call, opened: Whole | Stream) -> HeldStream | OverlongStream:
         """Returns an answer that is here, a stream among them. Raises UpstreamFailed, or DeadlineExceeded for a stream."""
-        if not isinstance(opened.relay, SseRelay):
+        if isinstance(opened, Whole):
             return HeldStream(opened, _texts(call, opened.body))
+        assert isinstance(opened.relay, SseRelay)  # noqa: S101  # no other stream is held back (`_is_read`)
         try:
             held = await hold(call, opened, opened.relay, self._clock, self._watch)
         except DeadlineExceeded:
@@ -189,9 +203,7 @@ class Outputs(CallFeature):
             self._admission.outcomes.ended(call, "ok")
         return held
 
-    async def _mended(
-        self, call: Call, target: Target, failure: UpstreamFailed, *, has_another: bool
-    ) -> FirstAnswer | None:
+    async def _mended(self, call: Call, target: Target, failure: UpstreamFailed, *, has_another: bool) -> Opened | None:
         """Returns the next answer after a stream that broke off while it was held back; None: there is only the one before."""
         try:
             return await self._attempts.broken_off(call, target, failure)
@@ -210,14 +222,14 @@ class Outputs(CallFeature):
         check.used.append((attempt, usage))
         self._admission.outcomes.used(call, usage)
 
-    async def _retried(self, call: Call, rule: OutputRule, check: OutputCheck, first: int) -> FirstAnswer | None:
+    async def _retried(self, call: Call, rule: OutputRule, check: OutputCheck, first: int) -> Opened | None:
         """Returns the answer of the same request, sent again; None: it may not be, or has none."""
         targets = self._targets(call, rule, check, first)
         if not targets:
             return None
         check.retries += 1
         try:
-            return await self._attempts.first_answer(call, TryLater(self._clock.monotonic(), targets))
+            return await self._attempts.open(call, TryLater(self._clock.monotonic(), targets))
         except ShuttingDown:
             raise
         except GatewayError:
@@ -247,7 +259,7 @@ class Outputs(CallFeature):
 
     async def _repaired(
         self, call: Call, rule: OutputRule, schema: OutputSchema, check: OutputCheck, bad: _Checked, first: int
-    ) -> FirstAnswer | None:
+    ) -> Opened | None:
         """Returns the answer with corrected texts in place of those that break the rule; None: there are none."""
         if rule.repair_with is None:
             return None
@@ -332,9 +344,9 @@ def _check_s(call: Call, clock: Clock) -> float:
     return max(0.1, min(LONGEST_CHECK_S, call.deadline - clock.monotonic()))
 
 
-def _is_read(call: Call, rule: OutputRule, opened: FirstAnswer) -> bool:
+def _is_read(call: Call, rule: OutputRule, opened: Whole | Stream) -> bool:
     """Returns whether the client gets nothing of an answer before it has been checked."""
-    if opened.relay is None:
+    if isinstance(opened, Whole):
         return True
     return call.stream and rule.stream == "buffer" and isinstance(opened.relay, SseRelay)
 

@@ -18,7 +18,19 @@ from urllib.parse import parse_qsl, urlencode
 
 import orjson
 
-from gateway.core.call import Call, CallFeature, Chunks, FirstAnswer, Open, Reply, RouteFacts, Serve
+from gateway.core.call import (
+    Call,
+    CallFeature,
+    Chunks,
+    ErrorAnswer,
+    Open,
+    Opened,
+    Reply,
+    RouteFacts,
+    Serve,
+    Stream,
+    Whole,
+)
 from gateway.core.errors import InvalidRequest, NoTargetAvailable, NotFound, OwnerUnknown
 from gateway.core.openai.sse import event_data, json_object
 from gateway.core.ports import Objects
@@ -315,12 +327,12 @@ class Ownership(CallFeature):
             await self.admit(call, rules)
         return await next(call)
 
-    async def open(self, call: Call, next: Open) -> FirstAnswer:
+    async def open(self, call: Call, next: Open) -> Opened:
         """Returns the answer, its objects recorded as the tenant's, those of others left out of a list."""
         opened = await next(call)
         return opened if call.objects is None else await self.learn(call, opened, next)
 
-    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+    def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
         """Returns the chunks of a stream, each one after the objects that it names have been recorded."""
         concern = call.objects
         return chunks if concern is None or not concern.learns else self.watched(call, concern, opened.target, chunks)
@@ -361,16 +373,14 @@ class Ownership(CallFeature):
                 raise _not_yours("data_source")
         await self._check(call, rules, [one for one in named.values() if not rules.is_everybodys(one.id)])
 
-    async def learn(
-        self, call: Call, opened: FirstAnswer, ask_again: Callable[[Call], Awaitable[FirstAnswer]]
-    ) -> FirstAnswer:
+    async def learn(self, call: Call, opened: Opened, ask_again: Callable[[Call], Awaitable[Opened]]) -> Opened:
         """Records the answer's objects as the tenant's; takes those of others out of a list, and fills it from more pages."""
         concern, rules = call.objects, call.policy.objects
-        if concern is None or rules is None or opened.error_class is not None or opened.status >= 300:
+        if concern is None or rules is None or isinstance(opened, ErrorAnswer) or opened.status >= 300:
             return opened
-        if concern.is_list and opened.relay is None:
+        if concern.is_list and isinstance(opened, Whole):
             return await self._fill(call, rules, concern, opened, ask_again)
-        if opened.relay is None and concern.learns:
+        if isinstance(opened, Whole) and concern.learns:
             answer = json_object(opened.body)
             if answer is not None:
                 await self._own(call, rules, opened.target, ids_in_answer(concern, answer))
@@ -447,9 +457,9 @@ class Ownership(CallFeature):
         call: Call,
         rules: ObjectRules,
         concern: ObjectAccess,
-        opened: FirstAnswer,
-        ask_again: Callable[[Call], Awaitable[FirstAnswer]],
-    ) -> FirstAnswer:
+        opened: Whole,
+        ask_again: Callable[[Call], Awaitable[Opened]],
+    ) -> Opened:
         """Returns one page of the tenant's own objects, from as many pages of the provider's as it needs and may read."""
         first, sent = opened, call.query
         filling = Filling(sent)
@@ -466,11 +476,12 @@ class Ownership(CallFeature):
                 if query is None:
                     break
                 call.query = query
-                opened = await ask_again(call)
-                if opened.error_class is not None or opened.status != 200 or opened.relay is not None:
-                    if opened.error_class is ErrorClass.BAD_REQUEST:
+                again = await ask_again(call)
+                if not isinstance(again, Whole) or again.status != 200:
+                    if isinstance(again, ErrorAnswer) and again.error_class is ErrorClass.BAD_REQUEST:
                         break  # it does not take our size of a page: what there is so far is true
-                    return opened
+                    return again
+                opened = again
         finally:
             call.query = sent
         # Without the headers that describe the provider's bytes.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gateway.core.call import Call, CallFeature, CallRecord, FirstAnswer, Open, Reply, RouteFacts, Serve
+from gateway.core.call import Call, CallFeature, CallRecord, ErrorAnswer, Open, Opened, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, NotCached
 from gateway.core.ledger import Accounts
@@ -72,10 +72,10 @@ class Replays(CallFeature):
         plan = plan_reuse(call, recognises=self.layers.semantic is not None)
         return next(call) if plan is None else self._serve(call, plan, next)
 
-    async def open(self, call: Call, next: Open) -> FirstAnswer:
+    async def open(self, call: Call, next: Open) -> Opened:
         """Returns the provider's answer. Raises StaleIsBetter in place of an error that a stale answer replaces."""
         opened = await next(call)
-        if opened.diagnosis is not None and self.layers.is_stale_better(call, opened.status):
+        if isinstance(opened, ErrorAnswer) and self.layers.is_stale_better(call, opened.status):
             raise StaleIsBetter(opened.status)
         return opened
 

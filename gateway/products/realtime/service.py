@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.core.call import Call, FirstAnswer, Reply
+from gateway.core.call import Call, ErrorAnswer, Opened, Reply, Stream
 from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.ledger import answer_headers, cost_usd, usage_usd
 from gateway.core.limits.estimate import Cost
@@ -354,16 +354,18 @@ class RealtimeSessions:
             part = call.part
             if part is not None and part.run and self._fuse is not None and not self._fuse.lets_in(call, part):
                 await self._fuse.admit(call, part)
-            opened = await self._attempts.first_answer(call)
+            opened = await self._attempts.open(call)
         socket = _socket_of(opened)
         headers = self._returned.keep(opened.headers)
         if socket is None:
-            self._accounts.settle(call, opened.status, opened.error_class or "ok", target=opened.target)
+            outcome = opened.error_class if isinstance(opened, ErrorAnswer) else "ok"
+            self._accounts.settle(call, opened.status, outcome, target=opened.target)
             headers += answer_headers(call, self._clock.monotonic())
-            return None, Reply(opened.status, headers, opened.body)
+            return None, Reply(opened.status, headers, b"" if isinstance(opened, Stream) else opened.body)
         headers += [header for header in opened.headers if header[0] == b"sec-websocket-protocol"]
         headers += answer_headers(call, self._clock.monotonic())
-        hide: Hide | None = getattr(opened.relay.answer, "hide", None) if isinstance(opened.relay, RawRelay) else None
+        relay = opened.relay if isinstance(opened, Stream) else None
+        hide: Hide | None = getattr(relay.answer, "hide", None) if isinstance(relay, RawRelay) else None
         session = RealtimeSession(self, call, opened.target, socket, self._clock.monotonic(), hide)
         self.open_sessions.add(session)
         return session, Reply(SWITCHING, headers)
@@ -468,9 +470,9 @@ def _usd_of(session: RealtimeSession) -> float:
     return session.responses_usd + session.transcribed_usd + unfinished_usd
 
 
-def _socket_of(opened: FirstAnswer) -> Socket | None:
+def _socket_of(opened: Opened) -> Socket | None:
     """The open session of an answer that has switched protocols."""
-    if opened.status != SWITCHING or not isinstance(opened.relay, RawRelay):
+    if not isinstance(opened, Stream) or opened.status != SWITCHING or not isinstance(opened.relay, RawRelay):
         return None
     socket: Socket | None = getattr(opened.relay.answer, "socket", None)
     return socket

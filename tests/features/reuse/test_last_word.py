@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.core.call import Call, CallFeature, Chunks, FirstAnswer, RouteFacts
+from gateway.core.call import Call, CallFeature, Chunks, RouteFacts, Stream
 from gateway.features.reuse.single_flight import LastWord
 from tests.features.reuse.test_reuse import EVENTS, STREAM, turns
 from tests.features.runs.test_steps import step, steps
@@ -84,7 +84,7 @@ class Cutting(CallFeature):
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature:
         return self
 
-    def relay(self, call: Call, opened: FirstAnswer, chunks: Chunks) -> Chunks:
+    def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
         return self.recut(chunks)
 
     async def recut(self, chunks: Chunks) -> Chunks:
