@@ -41,7 +41,6 @@ from gateway.core.config.describe import describe
 from gateway.core.config.fields import SQLITE, is_loopback
 from gateway.core.config.load import load_snapshot
 from gateway.core.edge import Edge
-from gateway.core.http.client.model_lists import ModelLists
 from gateway.core.http.client.transport import Pools
 from gateway.core.http.client.wire import Wire
 from gateway.core.http.server import HttpServer, listen_on
@@ -55,6 +54,7 @@ from gateway.core.types import Upstream
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.credentials.clouds import Clouds
 from gateway.dialects.memory import SharedTurns
+from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
 from gateway.drivers.opening import open_store
 from gateway.emulator import Emulators

@@ -17,7 +17,6 @@ from gateway.core.admission.admission import Admission
 from gateway.core.answers import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import LEAST_STEP_S, Clock
 from gateway.core.config.load import Reloader, ReloadReport
-from gateway.core.http.client.model_lists import ModelLists
 from gateway.core.http.client.transport import Pools
 from gateway.core.http.server import HttpServer
 from gateway.core.intake import InFlight
@@ -26,6 +25,7 @@ from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
 from gateway.dialects.memory import ThoughtMemory
+from gateway.dialects.model_lists import ModelLists
 from gateway.features.runs.table import RunTable
 from gateway.process import find_trim, resident_bytes
 from gateway.products.realtime.service import RealtimeSessions

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN = {
     "starlette": r"admin|app|wiring|routes|products\.(routes|work|jobs\.admin)|core\.(http|intake)|emulator|.*\.(\w+_)?http",
     "uvicorn": r"core\.http|emulator|app",
-    "httpx": r"core\.http\.client|credentials|demo|dialects\.upstream|products\.(batches\.native\.providers|realtime\.upstream)"
+    "httpx": r"core\.http\.client|credentials|demo|products\.(batches\.native\.providers|realtime\.upstream)"
     r"|products\.jobs\.webhooks\.outward",
     "cryptography": r"credentials\.google",
     "httptools": r"core\.http",

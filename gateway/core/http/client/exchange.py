@@ -24,8 +24,8 @@ import httptools
 import httpx
 
 from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, Secrets, with_phase
+from gateway.core.http.client.unpacking import unpacked
 from gateway.core.types import PassthroughChunks, Phase, Progress, RawHeaders, Spliced, pieces_of
-from gateway.dialects.upstream import unpacked
 
 # --- the end of a connection, or an answer that somebody has cut short ---
 

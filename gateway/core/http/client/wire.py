@@ -18,6 +18,7 @@ from gateway.core.http.client.exchange import PIECE_BYTES, EncodedRequest, Excha
 from gateway.core.http.client.pool import is_own_want
 from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, Secrets, phase_of, secrets_of
 from gateway.core.http.client.transport import ERRORS, Http1Transport, certificate_error, explain, why_unreachable
+from gateway.core.http.client.unpacking import unpacked
 from gateway.core.snapshot import Provider
 from gateway.core.types import (
     Answer,
@@ -31,7 +32,6 @@ from gateway.core.types import (
     UpstreamFailed,
     pieces_of,
 )
-from gateway.dialects.upstream import OF_MESSAGES, unpacked
 
 _MAX_KEPT_ADDRESSES = 256
 KEY_HEADERS: Final[Mapping[str, bytes]] = {
@@ -45,6 +45,8 @@ _TOKENS: Final = (b"sk-ant-oat", b"ya29.", b"ABSK", b"bedrock-api-key-")
 """The beginnings of bearer tokens: those of a login at Anthropic, of Google's, and keys of Bedrock's."""
 KEY_SCHEME: Final = b"x-api-key"
 """Before a caller's own key that came in the header of this name, and not as a bearer token."""
+_AT_MESSAGES_URL: Final = frozenset(("/messages", "/messages/count_tokens"))
+"""The paths for which a provider's `messages_url` takes the place of its base URL."""
 TRACE_CONTEXT = frozenset((b"traceparent", b"tracestate", b"baggage"))
 """The headers with the spans of a call (W3C Trace Context, Baggage): of the caller's own house, and for it alone."""
 
@@ -270,7 +272,7 @@ class Wire:
             return httpx.URL(f"{base}/openai/deployments/{_path_segment(model)}{path}?api-version={version}")
         if provider.dialect == "azure":
             base += "/openai/v1"
-        elif provider.messages_url is not None and path in OF_MESSAGES:
+        elif provider.messages_url is not None and path in _AT_MESSAGES_URL:
             base = provider.messages_url
         return httpx.URL(base + path + ("?" + query.decode("latin-1") if query else ""))
 

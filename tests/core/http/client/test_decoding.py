@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.upstream import FREE_BYTES, PIECE_BYTES, Unpacker, unpacked
+from gateway.core.http.client.unpacking import FREE_BYTES, PIECE_BYTES, Unpacker, unpacked
 
 
 def bare(data: bytes) -> bytes:

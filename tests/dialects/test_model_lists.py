@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.core.http.client import model_lists
-from gateway.core.http.client.model_lists import EVERY_S, ModelLists
 from gateway.core.snapshot import Provider
 from gateway.core.types import ErrorClass, Outgoing, Phase, Upstream, UpstreamFailed
+from gateway.dialects import model_lists
+from gateway.dialects.model_lists import EVERY_S, ModelLists
 from tests.support.flow import FakeClock
 
 CLAUDES = Provider("a", "anthropic", "https://a.example/v1", api_key="k", group="a", learns_models=True)
