@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from re import Pattern
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from gateway.core.balancing import Choice, Retries, Tiers
 from gateway.core.error_tables import ErrorTable
@@ -44,6 +44,40 @@ from gateway.fleet.lease import SharedState
 from gateway.products.jobs.rules import JobRules, Jobs
 from gateway.products.jobs.webhooks.rules import Webhooks, WebhookSettings
 from gateway.products.pipelines.compile import PREFIX, PipelinePlan
+
+# --- what products compile of the config: the core carries it, and does not know what it is ---
+
+SettingT = TypeVar("SettingT")
+
+
+class HasSettings(Protocol):
+    """A model, a key, or the whole snapshot."""
+
+    @property
+    def settings(self) -> Mapping[Setting[Any], Any]: ...
+
+
+class Setting(Generic[SettingT]):
+    """A typed place for what one product's part of the config was compiled to; on a model, a key or the whole snapshot.
+
+    It is defined once, beside the product's rules, and is equal to itself only. A holder has no entry for the default, so
+    `SETTING in holder.settings` is whether it has another value.
+    """
+
+    __slots__ = ("default", "name")
+
+    def __init__(self, name: str, default: SettingT) -> None:
+        self.name = name
+        self.default = default
+
+    def __repr__(self) -> str:
+        return f"<Setting {self.name}>"
+
+    def of(self, holder: HasSettings) -> SettingT:
+        """Returns the holder's value."""
+        value: SettingT = holder.settings.get(self, self.default)
+        return value
+
 
 # --- providers: where one is, whose language it speaks, what it is called with ---
 
@@ -291,6 +325,8 @@ class Model:
     """A sentence on the targets that are left out, for errors of ours; empty: none are."""
     credentials_of: str = ""
     """The provider that the callers' credentials are taken to be of, where some target must not see them."""
+    settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
+    """What products have compiled of its part of the config, without what is as usual."""
     tiers: Tiers[Target] = field(init=False, repr=False, compare=False)
     """Its own targets, ready to be arranged."""
     others: tuple[Target, ...] = field(init=False, repr=False)
@@ -364,6 +400,8 @@ class Key:
     """The workflow that all its calls are a part of, whatever they say; empty: as they say."""
     webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
     """Secrets that sign what goes to URLs which its requests name; without any they cannot name one."""
+    settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
+    """What products have compiled of its part of the config, without what is as usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +449,8 @@ class PolicySnapshot:
     """The receivers of the ends of jobs."""
     workflows: Workflows = field(default_factory=dict)
     """The workflows that are declared, by name."""
+    settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
+    """What products have compiled of the config, without what is as usual."""
     notices: tuple[str, ...] = ()
     """Notices about what is accepted, but worth a word at start."""
     emulated: tuple[str, ...] = ()
@@ -431,6 +471,15 @@ class PolicySnapshot:
             plan = self.pipelines.get(name.removeprefix(PREFIX))
             return None if plan is None else Model(name, (), (), jobs=self.jobs.default, pipeline=plan)
         return next((model for pattern, model in self.patterns if pattern.match(name)), None)
+
+
+HolderT = TypeVar("HolderT", bound=Model | Key | PolicySnapshot)
+
+
+def with_settings(holder: HolderT, values: Mapping[Setting[Any], Any]) -> HolderT:
+    """Returns the holder with these values; what is the default of its setting leaves no entry, so that equals are equal."""
+    settings = {setting: value for setting, value in {**holder.settings, **values}.items() if value != setting.default}
+    return replace(holder, settings=settings)
 
 
 class Policies:

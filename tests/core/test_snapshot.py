@@ -9,7 +9,7 @@ from hashlib import sha256
 
 import pytest
 
-from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot, no_rates
+from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot, Setting, no_rates, with_settings
 from gateway.core.types import Server
 from tests.rows import rows
 
@@ -113,3 +113,29 @@ def test_no_secret_is_shown_when_a_snapshot_is_printed() -> None:
 def test_without_rates_nothing_is_priced() -> None:
     """Not priced is not free."""
     assert no_rates("gpt-4o") is None
+
+
+def test_a_setting_is_read_from_a_model_a_key_and_the_snapshot() -> None:
+    """Each holder has its own value; what is not set there is the default, and the holder before is as it was."""
+    limit: Setting[int] = Setting("limit", 1)
+    other: Setting[int] = Setting("limit", 1)
+    bare = snapshot()
+
+    for holder in (entry("gpt-4o"), key("app", b"secret"), bare):
+        changed = with_settings(holder, {limit: 2})
+
+        assert (limit.of(holder), limit.of(changed), other.of(changed)) == (1, 2, 1)
+        assert limit not in holder.settings
+        assert changed != holder
+
+
+def test_holders_with_equal_settings_are_equal() -> None:
+    """Whether they were set to the usual value or never, in one step or several, in whichever order."""
+    limit: Setting[int] = Setting("limit", 1)
+    mode: Setting[str] = Setting("mode", "off")
+    bare = entry("gpt-4o")
+
+    assert with_settings(bare, {limit: 1, mode: "off"}) == bare
+    assert with_settings(with_settings(bare, {limit: 2}), {limit: 1}) == bare
+    assert with_settings(with_settings(bare, {mode: "on"}), {limit: 2}) == with_settings(bare, {limit: 2, mode: "on"})
+    assert hash(with_settings(key("app", b"secret"), {limit: 2})) == hash(key("app", b"secret"))
