@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.features.runs.rules import RunOutcome, RunRecord, RunsUnavailable, count_once, one_call
+from gateway.features.runs.rules import RunOutcome, RunRecord, RunsUnavailable, count_once
 from tests.support.conformance import ROOMY, Wall
 from tests.support.redis_support import Lender
+from tests.support.run_changes import one_call
 
 NOW = 1_800_000_000.0
 

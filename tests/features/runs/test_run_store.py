@@ -17,10 +17,10 @@ from gateway.features.runs.rules import (
     count_once,
     label_change,
     merged,
-    one_call,
 )
 from gateway.features.runs.step import RUN_BYTES, STEP_BYTES, RunQuery, RunToChange, StepAbout, StepTooLarge, StoredStep
 from tests.support.job_stores import DAY_S, Jobs, key
+from tests.support.run_changes import one_call
 
 HEADERS = [(b"content-type", b"application/json"), (b"x-caf\xe9", b"\xff")]
 HEADER_BYTES = sum(len(name) + len(value) for name, value in HEADERS)

@@ -25,10 +25,10 @@ from gateway.features.runs.rules import (
     is_rescued,
     label_change,
     merged,
-    one_call,
     outcome_of,
 )
 from tests.rows import rows
+from tests.support.run_changes import one_call
 
 NOW = 1_763_800_000.0
 TASKS = ("extract", "check", "summarise", "")
