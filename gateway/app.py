@@ -35,6 +35,7 @@ from gateway.admin.operations import (
 )
 from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
+from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
 from gateway.core.config.describe import describe
@@ -46,7 +47,6 @@ from gateway.core.http.client.wire import Wire
 from gateway.core.http.server import HttpServer, listen_on
 from gateway.core.intake import InFlight
 from gateway.core.pipeline import Pipeline
-from gateway.core.ports import SharedStore
 from gateway.core.request_fields import OTHER
 from gateway.core.snapshot import Policies, PolicySnapshot, Provider
 from gateway.core.telemetry import CallLog, Telemetry
@@ -56,7 +56,7 @@ from gateway.credentials.clouds import Clouds
 from gateway.dialects.memory import SharedTurns
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
-from gateway.drivers.opening import open_store
+from gateway.drivers.opening import SharedStore, open_store
 from gateway.emulator import Emulators
 from gateway.features.ownership.http import object_routes
 from gateway.features.reuse.http import cache_routes
@@ -64,6 +64,7 @@ from gateway.features.reuse.inspect import CacheInspector, Savings
 from gateway.features.runs.http import RunRoutes, workflow_routes
 from gateway.features.runs.table import DurableRuns, RunTable
 from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
+from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
 from gateway.process import container_bytes
@@ -154,8 +155,11 @@ class Gateway:
         self._store, self._shared, self._sqlite = open_store(first, sqlite_path, self._kept_clock)
         if not self._store.is_local:  # processes that share a store find each other's signed turns in it
             self._languages.memory.shared = SharedTurns(self._store.answers, self._kept_clock.wall)
-        leases = None if self._shared is None else self._shared.leases
-        self._admission = Admission(self._clock, self._telemetry, first, self._draw, leases)
+        queue = DelayQueue(self._clock, first.queue)
+        self._sharing = None
+        if self._shared is not None:
+            self._sharing = Sharing(self._clock, self._shared.leases, queue, self._draw)
+        self._admission = Admission(self._clock, self._telemetry, first, self._draw, queue, self._sharing)
         self._savings = Savings()
         shared_runs = None if self._shared is None else self._shared.runs
         self._runs = RunTable(
@@ -206,7 +210,7 @@ class Gateway:
             shedding=self._overload,
             inflight=self._inflight,
             store=self._store,
-            shared=self._shared,
+            shared_health=None if self._shared is None else self._shared.health,
             pools=self._pools,
             servers=self._servers,
             jobs=self._jobs,
@@ -298,8 +302,8 @@ class Gateway:
         if self._products.replays.layers.semantic is not None:
             await self._products.replays.layers.semantic.aclose()  # embeddings under way are awaited, too
         await self._products.replays.aclose()
-        if self._admission.sharing is not None:
-            await self._admission.sharing.aclose()
+        if self._sharing is not None:
+            await self._sharing.aclose()
         for part in (self._runs, self._store, self._models, self._clouds, self._pools):
             await part.aclose()
         await self._emulators.stop()
@@ -502,8 +506,8 @@ class Gateway:
 
     def _state_changed(self, is_up: bool) -> None:
         self._telemetry.state_changed(is_up)
-        if self._admission.sharing is not None:
-            self._admission.sharing.changed(is_up)
+        if self._sharing is not None:
+            self._sharing.changed(is_up)
         if is_up and self._products.replays.layers.semantic is not None:
             self._products.replays.layers.semantic.reload()
 

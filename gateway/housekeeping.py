@@ -20,7 +20,7 @@ from gateway.core.config.load import Reloader, ReloadReport
 from gateway.core.http.client.transport import Pools
 from gateway.core.http.server import HttpServer
 from gateway.core.intake import InFlight
-from gateway.core.ports import SharedStore, Store
+from gateway.core.ports import Store, StoreHealth
 from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
@@ -137,8 +137,8 @@ class Housekeeping:
     shedding: Shedding
     inflight: InFlight
     store: Store
-    shared: SharedStore | None
-    """The store where replicas share it."""
+    shared_health: Callable[[], StoreHealth] | None
+    """The state of the store, where replicas share it."""
     pools: Pools
     servers: list[HttpServer]
     jobs: JobWork | None
@@ -254,7 +254,7 @@ class Housekeeping:
             telemetry.jobs.set_native_parts(self.jobs.native_parts())
             telemetry.jobs.set_early_runs(self.jobs.engine.opened.runs.early)
             telemetry.jobs.set_early_responses(self.jobs.engine.opened.responses.early)
-        if self.shared is not None:
-            telemetry.set_state(self.shared.health())
+        if self.shared_health is not None:
+            telemetry.set_state(self.shared_health())
         telemetry.set_shedding(self.shedding.level, self.shedding.shed_total)
         telemetry.set_thinking(self.memory.bytes, asdict(self.memory.counts))

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gateway.core.call import CallRecord
+from gateway.core.limits.estimate import Cost
+from gateway.core.limits.limit_table import ShareOut
 from gateway.core.types import Kept, StoreBounds
-from gateway.features.runs.rules import RunChange, RunRecord
-from gateway.features.runs.step import Close, nobody_waits
-from gateway.fleet.lease import LeaseAsk, LeaseReply
 
 T = TypeVar("T")
 Later: TypeAlias = T | asyncio.Future[T]
@@ -180,36 +179,6 @@ class Objects(Protocol):
         ...
 
 
-class KeptRuns(Protocol):
-    """Runs beyond this process. Every method raises RunsUnavailable where nobody answers in time."""
-
-    async def merge(
-        self,
-        tenant: str,
-        run: str,
-        change: RunChange | None,
-        close: Close,
-        written: Callable[[], None] = nobody_waits,
-    ) -> tuple[RunRecord, RunRecord] | None:
-        """Adds a change, and closes the run if it has ended, in one step; returns the record before closing it, and after.
-
-        None: there is no such run, and no change that could begin one. `written` is as in `RunToChange`.
-        """
-        ...
-
-    async def get(self, tenant: str, run: str) -> RunRecord | None:
-        """Returns the run; None: there is none."""
-        ...
-
-    async def forget(self, tenant: str, run: str) -> bool:
-        """Forgets the run; returns whether there was one."""
-        ...
-
-    async def last(self, tenant: str | None, most: int) -> Sequence[RunRecord]:
-        """Returns the runs of a tenant, or of all, that were changed last, in any order."""
-        ...
-
-
 class Store(Protocol):
     """All state that outlives a call. `memory` is the default; `sqlite` survives a restart."""
 
@@ -244,20 +213,62 @@ TENANTS_SHARE = 0.75
 """The part of the room for idempotency records that one tenant may fill while other tenants have records."""
 
 
-class Leases(Protocol):
-    """Limits that replicas share: the store counts them, and each replica holds a part that it may use without asking."""
+class SharedSum(Protocol):
+    """The sum of what all replicas have used of something, such as a key's money."""
+
+    @property
+    def is_known(self) -> bool:
+        """Returns whether anything is known of what other replicas have added."""
+        ...
+
+    @property
+    def unreported(self) -> float:
+        """Returns the part of what was added here that other replicas may not know."""
+        ...
+
+    def read(self) -> float:
+        """Returns what was added here, and elsewhere as far as is known."""
+        ...
+
+    def add(self, amount: float) -> None:
+        """Adds an amount; one below 0 corrects what was added before."""
+        ...
+
+    async def learn(self, until: float, *, afresh: bool = False) -> None:
+        """Waits for what was added elsewhere, `afresh` or if nothing is known yet, no longer than until then (monotonic)."""
+        ...
+
+    async def report(self, until: float) -> bool:
+        """Reports what was added here, and gets what was elsewhere; returns False if not `until` (monotonic)."""
+        ...
+
+    def forget(self) -> None:
+        """Drops the sum: it is not counted any more."""
+        ...
+
+
+class LimitSource(Protocol):
+    """The source of limits that other replicas use, too. Without one, limits and sums are this process's own."""
 
     @property
     def replicas(self) -> int:
         """The number of replicas, as last known; at least 1."""
         ...
 
-    def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply | None]]:
-        """Asks for all leases in one round trip; None in the result: there was no answer to that one. Never raises."""
+    def of_target(self, gate: str) -> ShareOut:
+        """Makes this replica's parts of a target's limits."""
         ...
 
-    def leave(self) -> Later[None]:
-        """Ends this replica's membership: it no longer counts. It must have given back what it holds."""
+    def of_key(self, key: str) -> ShareOut:
+        """Makes this replica's parts of a key's own limits."""
+        ...
+
+    def sum_of(self, key: str, what: str) -> SharedSum:
+        """Makes the sum of what all replicas have used up of something of this key's; to be called once for each."""
+        ...
+
+    async def fetch(self, key: str, cost: Cost, until: float) -> bool:
+        """Asks for what a call of this key lacks; returns False if there is no more now, or no reply until then (monotonic)."""
         ...
 
 
@@ -314,20 +325,3 @@ class StoreHealth:
     failures: int
     is_deaf: bool = False
     """The store is up, but the news of other replicas cannot be received."""
-
-
-class SharedStore(Store, Protocol):
-    """A store that replicas share."""
-
-    leases: Leases
-    news: News
-    runs: KeptRuns
-
-    def on_change(self, changed: Callable[[bool], None]) -> None:
-        """Registers `changed(is_up)`, called in the loop's thread when the store goes out of reach and when it is back."""
-        ...
-
-    def health(self) -> StoreHealth: ...
-    async def start(self) -> None:
-        """Connects; returns soon even if the store is out of reach, and goes on trying."""
-        ...

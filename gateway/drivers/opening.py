@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gateway.core.clock import Clock
-from gateway.core.ports import Answers, Objects, Records, SharedStore, Store, VectorRow, Vectors
+from gateway.core.ports import Answers, News, Objects, Records, Store, StoreHealth, VectorRow, Vectors
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.features.ownership.memory import MemoryObjects
 from gateway.features.reuse.memory import MemoryAnswers, MemoryRecords
+from gateway.features.runs.store import RunStore
+from gateway.fleet.leases import Leases
 
 if TYPE_CHECKING:
     from gateway.drivers.sqlite_store import SqliteStore
@@ -79,6 +81,26 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Does nothing: the store ends with the process."""
+
+
+# --- the store that the config names ---
+
+
+class SharedStore(Store, Protocol):
+    """A store that replicas share."""
+
+    leases: Leases
+    news: News
+    runs: RunStore
+
+    def on_change(self, changed: Callable[[bool], None]) -> None:
+        """Registers `changed(is_up)`, called in the loop's thread when the store goes out of reach and when it is back."""
+        ...
+
+    def health(self) -> StoreHealth: ...
+    async def start(self) -> None:
+        """Connects; returns soon even if the store is out of reach, and goes on trying."""
+        ...
 
 
 SWITCH_S = 0.0005

@@ -13,15 +13,17 @@ from contextlib import suppress
 from itertools import islice
 from secrets import token_bytes
 
-from gateway.core.ports import Answers, KeptRuns, Leases, News, Objects, Records, StoreHealth, Vectors
+from gateway.core.ports import Answers, News, Objects, Records, StoreHealth, Vectors
 from gateway.core.types import StoreBounds
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.ownership.redis import RedisObjects
 from gateway.features.reuse.redis_answers import RedisAnswers
 from gateway.features.reuse.redis_records import RedisRecords
 from gateway.features.runs.redis import SharedRunRecords
+from gateway.features.runs.store import RunStore
 from gateway.features.semantic.redis import RedisVectors
 from gateway.fleet.lease import SharedState
+from gateway.fleet.leases import Leases
 from gateway.fleet.redis import RedisLeases, RedisNews
 
 Work = Callable[[], Awaitable[object]]
@@ -34,7 +36,7 @@ SETTLE_AGAIN_S = 0.005
 
 
 class RedisStore:
-    """Implements `gateway.core.ports.SharedStore` in one event loop; raises ValueError for a url that
+    """Implements `gateway.drivers.opening.SharedStore` in one event loop; raises ValueError for a url that
     is no store address.
 
     `wall` returns seconds since the epoch; `now` replaces the server's clock, and `connect` the link, in tests.
@@ -73,7 +75,7 @@ class RedisStore:
         self.objects: Objects = self._objects
         self.leases: Leases = self._leases
         self.news: News = self._news
-        self.runs: KeptRuns = SharedRunRecords(link, self.replica_id.hex())
+        self.runs: RunStore = SharedRunRecords(link, self.replica_id.hex())
         link.on_change(self._changed)
 
     async def start(self) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import floor, inf
-from typing import Literal
+
+from gateway.core.limits.limit_table import LimitKind
 
 # --- demand: how much the calls of one replica will take of one limit in the next moments ---
 
@@ -72,10 +73,6 @@ class Demand:
     def end(self) -> None:
         """Forgets the demand: there will be no more calls."""
         self.calls, self._per_s, self.used_at = 0, 0.0, -inf
-
-
-LimitKind = Literal["bucket", "window", "slots"]
-"""A bucket refills all the time, a window starts anew, slots are held and given back."""
 
 
 @dataclass(frozen=True, slots=True)

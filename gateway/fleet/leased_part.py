@@ -16,7 +16,8 @@ from enum import Enum
 from math import ceil, floor, inf, isfinite
 
 from gateway.core.limits.bucket import Bucket, Limit, Slots, Window
-from gateway.fleet.lease import Demand, LeaseAsk, LeaseReply, LimitKind, StoreView
+from gateway.core.limits.limit_table import LimitKind
+from gateway.fleet.lease import Demand, LeaseAsk, LeaseReply, StoreView
 
 # --- a local share: one of N equal parts of a limit, for a replica that cannot hear what the others use ---
 
@@ -158,7 +159,7 @@ class LeaseState(Enum):
 
 
 class Share:
-    """Lets the calls of one replica through by its part of one shared limit; implements `Limit`, in that limit's own unit.
+    """Lets the calls of one replica through by its part of one shared limit; implements `SharedLimit`, in its own unit.
 
     The store has the one true level; a replica leases what its calls are likely to need in the next moments, reports at the
     same time what they have used, and gives back what lies idle. Invariants: what is reported to the store twice counts

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 from weakref import WeakSet
 
 from gateway.core.admission.queue import DelayQueue
 from gateway.core.clock import Clock, Timer
 from gateway.core.limits.estimate import NOTHING, Cost, parts_of
-from gateway.core.limits.limit_table import Shared, ShareOut
-from gateway.core.ports import Leases
+from gateway.core.limits.limit_table import LimitKind, LimitShape, ShareOut
+from gateway.core.ports import Later
 from gateway.core.types import LANES
-from gateway.fleet.lease import LeaseReply, LimitKind
+from gateway.fleet.lease import LeaseAsk, LeaseReply
 from gateway.fleet.leased_part import FleetSum, Share
 
 TICK_S = 0.25
@@ -37,8 +37,47 @@ _LEAST = 1e-9  # somebody waits, though not for this target alone
 _Part: TypeAlias = Share | FleetSum
 
 
+class Leases(Protocol):
+    """Limits that replicas share: the store counts them, and each replica holds a part that it may use without asking."""
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas, as last known; at least 1."""
+        ...
+
+    def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply | None]]:
+        """Asks for all leases in one round trip; None in the result: there was no answer to that one. Never raises."""
+        ...
+
+    def leave(self) -> Later[None]:
+        """Ends this replica's membership: it no longer counts. It must have given back what it holds."""
+        ...
+
+
+class ReportedSum(FleetSum):
+    """A sum that all replicas add to, and that they can be asked for. Implements `gateway.core.ports.SharedSum`."""
+
+    __slots__ = ("_sharing",)
+
+    def __init__(self, owner: str, name: str, now: float, wake: Callable[[FleetSum], None], sharing: Sharing) -> None:
+        super().__init__(owner, name, now, wake)
+        self._sharing = sharing
+
+    async def learn(self, until: float, *, afresh: bool = False) -> None:
+        """Waits for what was added elsewhere, `afresh` or if nothing is known yet, no longer than until then (monotonic)."""
+        await self._sharing.learn(self, until, afresh=afresh)
+
+    async def report(self, until: float) -> bool:
+        """Reports to the store what was added here, and gets what was elsewhere; returns False if not `until` (monotonic)."""
+        return await self._sharing.report(self, until)
+
+    def forget(self) -> None:
+        """Drops the sum: it is not counted any more."""
+        self._sharing.forget(self)
+
+
 class Sharing:
-    """The shares of this replica, by the names of their limits."""
+    """The shares of this replica, by the names of their limits. Implements `gateway.core.ports.LimitSource`."""
 
     __slots__ = (
         "_active",
@@ -97,10 +136,10 @@ class Sharing:
         self._of_keys.setdefault(f"key|{key}", WeakSet())
         return partial(self._share, f"key|{key}")
 
-    def tally(self, key: str, what: str) -> FleetSum:
+    def sum_of(self, key: str, what: str) -> ReportedSum:
         """Makes the sum of what all replicas have used up of something of this key's; to be called once for each."""
         owner, now = f"tally|{key}", self._clock.monotonic()
-        tally = FleetSum(owner, what, now, self._refill)
+        tally = ReportedSum(owner, what, now, self._refill, self)
         self._shares.add(tally)
         if not self._is_up:
             tally.go_local(self.replicas, now)
@@ -147,7 +186,7 @@ class Sharing:
             self._round([tally] if tally.needs_refill else [])
             await self._rounds_end(until)
 
-    async def tell(self, tally: FleetSum, until: float) -> bool:
+    async def report(self, tally: FleetSum, until: float) -> bool:
         """Reports to the store what was added here, and gets what was elsewhere; returns False if not `until` (monotonic)."""
         while tally.unreported and not tally.is_alone and self._clock.monotonic() < until:
             if not tally.is_pending:
@@ -182,7 +221,7 @@ class Sharing:
 
     # --- by itself ---
 
-    def _share(self, owner: str, limit: Shared, now: float) -> Share:
+    def _share(self, owner: str, limit: LimitShape, now: float) -> Share:
         self._incarnations += 1
         share = _share_of(owner, limit, now, self._refill, self._incarnations)
         self._shares.add(share)
@@ -300,7 +339,7 @@ def _waiting_for(wanted: dict[str, Cost], owner: str, cost: Cost) -> Iterator[No
             del wanted[owner]
 
 
-def _share_of(owner: str, limit: Shared, now: float, refill: Callable[[Share], None], incarnation: int) -> Share:
+def _share_of(owner: str, limit: LimitShape, now: float, refill: Callable[[Share], None], incarnation: int) -> Share:
     is_slots = limit.name == "concurrency"
     kind: LimitKind = "slots" if is_slots else "window" if limit.window_s else "bucket"
     return Share(

@@ -42,7 +42,7 @@ Now = Callable[[], float]
 
 
 class RedisLeases:
-    """Implements `gateway.core.ports.Leases`; `now` replaces the server's clock in tests.
+    """Implements `gateway.fleet.leases.Leases`; `now` replaces the server's clock in tests.
 
     It runs one script per limit and request, in one round trip for all requests of a moment. `lua/lease.lua` does the
     counting; this calls it and registers this replica along the way. Invariants: no method raises, or takes longer than one

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.core.admission.admission import Admission
+from gateway.core.admission.queue import DelayQueue
 from gateway.core.errors import GatewayError
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting, Key
 from gateway.core.types import Usage
 from gateway.fleet.lease import LeaseAsk, LeaseReply
+from gateway.fleet.leases import Sharing
 from tests.support.flow import Bench, ScriptedUpstream
 from tests.support.pool import Pool
 from tests.support.virtual import LoopClock
@@ -57,7 +59,7 @@ class SharedPools:
 
 @dataclass
 class ReplicaLeases:
-    """`gateway.core.ports.Leases` of one replica."""
+    """`gateway.fleet.leases.Leases` of one replica."""
 
     store: SharedPools
     name: str
@@ -102,9 +104,9 @@ class Replica:
         self.bench = bench
         counting = Counting(learns=False)
         assert bench.counting == counting
-        self.admission = Admission(store.clock, bench.meter, bench.policy, lambda: 0.5, self.leases)
-        assert self.admission.sharing is not None
-        self.sharing = self.admission.sharing
+        queue = DelayQueue(store.clock, bench.policy.queue)
+        self.sharing = Sharing(store.clock, self.leases, queue, lambda: 0.5)
+        self.admission = Admission(store.clock, bench.meter, bench.policy, lambda: 0.5, queue, self.sharing)
         store.listeners.append(self.sharing.changed)
         self.sharing.changed(store.is_up)
         self.admitted: list[float] = []

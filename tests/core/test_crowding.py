@@ -13,12 +13,14 @@ from itertools import product
 import pytest
 
 from gateway.core.admission.admission import Admission
+from gateway.core.admission.queue import DelayQueue
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import GatewayError
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting
 from gateway.core.types import Attempt, ErrorClass, RawHeaders
 from gateway.emulator.limits import EmulatedBucket
+from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
 from tests.core.fleet import SharedPools
 from tests.support.bus import Bus, BusNews
@@ -80,11 +82,13 @@ class Crowd:
         self.gossip = []
         for number in range(replicas):
             bench = Bench([ScriptedUpstream()], clock=clock, limits=[limits], counting=Counting())
-            leases = self.store.leases(f"r{number}") if replicas > 1 else None
-            admission = Admission(clock, bench.meter, bench.policy, lambda: 0.5, leases)
-            if admission.sharing is not None:
-                self.store.listeners.append(admission.sharing.changed)
-                admission.sharing.changed(True)
+            queue, sharing = DelayQueue(clock, bench.policy.queue), None
+            if replicas > 1:
+                sharing = Sharing(clock, self.store.leases(f"r{number}"), queue, lambda: 0.5)
+            admission = Admission(clock, bench.meter, bench.policy, lambda: 0.5, queue, sharing)
+            if sharing is not None:
+                self.store.listeners.append(sharing.changed)
+                sharing.changed(True)
                 self.gossip.append(FleetNews(clock, BusNews(bus, number), admission, lambda: 0.5))
             self.admissions.append((bench, admission))
         self.codes: Counter[str] = Counter()

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from gateway.fleet.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.core.limits.limit_table import LimitKind
+from gateway.fleet.lease import LeaseAsk, LeaseReply
 from tests.fleet.lease_model import LeaseModel
 
 NEAR = 1e-6

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
-from gateway.fleet.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.core.limits.limit_table import LimitKind
+from gateway.fleet.lease import LeaseAsk, LeaseReply
 
 SILENT_S = 5.0
 EARLY_S = 1e-6

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.core.limits.limit_table import LimitKind
+from gateway.fleet.lease import LeaseAsk, LeaseReply
 from gateway.fleet.leased_part import FORGOTTEN_S, REFRESH_S, Share
 from tests.support.pool import Pool
 

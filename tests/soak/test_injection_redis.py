@@ -174,7 +174,7 @@ async def _ask_of(replica: Running, selector: str, name: str, *headers: str) -> 
 
 def _lives_alone(replica: Running) -> bool:
     """A part of a limit has not been heard of by the store: a cluster's servers are not reached all at once."""
-    sharing = replica.gateway._admission.sharing
+    sharing = replica.gateway._sharing
     return sharing is None or any(share.is_alone for share in sharing._shares)
 
 

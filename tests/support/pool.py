@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.fleet.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.core.limits.limit_table import LimitKind
+from gateway.fleet.lease import LeaseAsk, LeaseReply
 from tests.fleet.lease_model import LeaseModel, Replica
 
 

@@ -29,11 +29,10 @@ from gateway.core.limits.headers import SUMMED_LIMITS
 from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits import LONGEST_BACKOFF_S
 from gateway.core.openai.usage import costs_nothing
-from gateway.core.ports import Leases, Meter
+from gateway.core.ports import LimitSource, Meter
 from gateway.core.snapshot import PolicySnapshot, Target
 from gateway.core.types import RawHeaders, SkipReason
 from gateway.core.waiting import waiting_for
-from gateway.fleet.leases import Sharing
 
 _INTERACTIVE = RANKS["interactive"]
 
@@ -51,21 +50,23 @@ class Admission:
         meter: Meter,
         policy: PolicySnapshot,
         draw: Callable[[], float],
-        leases: Leases | None = None,
+        queue: DelayQueue | None = None,
+        limit_source: LimitSource | None = None,
     ) -> None:
-        """`draw` gives uniform numbers from [0, 1); with `leases` other replicas use the same limits."""
+        """`draw` gives uniform numbers from [0, 1). With `limit_source` other replicas use the same limits; who waits for
+        them does so in `queue`, which is made here if None.
+        """
         self._clock = clock
-        self.queue = DelayQueue(clock, policy.queue)
-        self.sharing = None if leases is None else Sharing(clock, leases, self.queue, draw)
-        self.gates = Gates(clock, self.queue, self.sharing)
+        self.queue = DelayQueue(clock, policy.queue) if queue is None else queue
+        self.gates = Gates(clock, self.queue, limit_source)
         self.health = HealthPropagation(clock, meter, self.gates, self.queue, draw)
         # Before the first `install`: each gate takes these two over when it is made.
         self.gates.on_change = self.health.changed
         self.gates.on_rate = self.health.rate_found
         self.gates.install(policy)
         self.planner = Planner(clock, self.gates, draw)
-        self.keys = KeyLimits(self.sharing)
-        self.budgets = KeyBudgets(clock, self.sharing)
+        self.keys = KeyLimits(limit_source)
+        self.budgets = KeyBudgets(clock, limit_source)
         self.keys.install(policy, clock.monotonic())
         self.costs = CostEstimates(self.gates)
         self.retries = RetryBudgets(clock, self.gates, self.budgets, self.costs)

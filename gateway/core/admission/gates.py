@@ -24,8 +24,8 @@ from gateway.core.health.detector import Responsiveness, account_rules
 from gateway.core.health.target_health import Account, OnChange, TargetHealth
 from gateway.core.limits.target_limits import Gate, IdleGates
 from gateway.core.openai.transcript import is_thinker
+from gateway.core.ports import LimitSource
 from gateway.core.snapshot import Model, PolicySnapshot, Target
-from gateway.fleet.leases import Sharing
 
 # --- names of gates that are not in the config: of models that clients choose, of callers with accounts of their own ---
 
@@ -151,8 +151,8 @@ class Gates:
         "_clock",
         "_idle",
         "_keyless",
+        "_limit_source",
         "_queue",
-        "_sharing",
         "_thinkers",
         "accounts",
         "lines",
@@ -166,9 +166,9 @@ class Gates:
         self,
         clock: Clock,
         queue: DelayQueue,
-        sharing: Sharing | None = None,
+        limit_source: LimitSource | None = None,
     ) -> None:
-        """With `sharing` replicas share the limits. It has no gates before the first `install`."""
+        """With `limit_source` replicas share the limits. It has no gates before the first `install`."""
         self._clock = clock
         self.on_change: OnChange | None = None
         """Called with every change of a breaker; to be set before the first `install`."""
@@ -178,7 +178,7 @@ class Gates:
         """The accounts of the config's own credentials, by name."""
         self._keyless: dict[str, Account] = {}  # of callers' own, by provider: nothing is ever said of it
         self._queue = queue
-        self._sharing = sharing
+        self._limit_source = limit_source
         salt = token_bytes(16)
         self.names = GateNames(salt)
         self._idle = IdleGates(salt)
@@ -290,7 +290,8 @@ class Gates:
         account = self._account(target, now)
         health = TargetHealth(name, account, target.breaker, now, self.on_change, None if kin is None else kin.health)
         # A caller's own account has a name that no other replica knows.
-        share_out = None if self._sharing is None or kin is not None else self._sharing.of_target(name)
+        source = self._limit_source
+        share_out = None if source is None or kin is not None else source.of_target(name)
         calibration = None if kin is None else kin.calibration
         gate = Gate(name, target.limits, target.counting, now, health, share_out, calibration)
         gate.on_rate = self.on_rate

@@ -23,12 +23,11 @@ from gateway.core.ledger import CostEstimates
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits, LimitSet
 from gateway.core.limits.reservation import Reservation, ready_at
+from gateway.core.ports import LimitSource, SharedSum
 from gateway.core.retry import Doubt
 from gateway.core.retry_budgets import Price, Reserved, Retry, Spending, allows_spending, attempts_by_cost, fits_budget
 from gateway.core.snapshot import Key, PolicySnapshot, Target
 from gateway.core.types import LANES, Attempt, ErrorClass, Phase, Usage
-from gateway.fleet.leased_part import FleetSum
-from gateway.fleet.leases import Sharing
 
 DAY_S = 86_400
 LEARN_S = 0.05
@@ -51,22 +50,22 @@ class Flying:
 
 
 class KeyBudgets:
-    """US dollars spent by each key on the present day (UTC), and reserved by its calls in flight; with `sharing`, by those
+    """US dollars spent by each key on the present day (UTC), and reserved by its calls in flight; with `limit_source`, by those
     of all replicas together.
 
     A replica reports what it reserves before the calls go, and learns what the others have, unless it is next to nothing:
     the store puts everybody in line. Invariant: what a call reserved is taken back exactly once, when the call is settled.
     """
 
-    __slots__ = ("_clock", "_exhausted", "_flying", "_sharing", "_spending", "_tallies")
+    __slots__ = ("_clock", "_exhausted", "_flying", "_limit_source", "_spending", "_tallies")
 
-    def __init__(self, clock: Clock, sharing: Sharing | None = None) -> None:
+    def __init__(self, clock: Clock, limit_source: LimitSource | None = None) -> None:
         self._clock = clock
-        self._sharing = sharing
+        self._limit_source = limit_source
         self._spending = Spending()
         self._flying: dict[str, Flying] = {}
         """The reservations of each key that has calls in flight."""
-        self._tallies: dict[str, tuple[int, FleetSum]] = {}
+        self._tallies: dict[str, tuple[int, SharedSum]] = {}
         """The money that all replicas have spent of each key, and on which day."""
         self._exhausted: dict[str, tuple[int, float, bool]] = {}
         """The keys that were refused something for want of money: on which day, what their budget was, and whether next to
@@ -77,15 +76,15 @@ class KeyBudgets:
         budget_usd = call.key.budget_usd_per_day
         if budget_usd is None:
             return
-        sharing = self._sharing
-        if sharing is not None:
-            tally = self._tally(sharing, call.key.name)
+        source = self._limit_source
+        if source is not None:
+            tally = self._tally(source, call.key.name)
             if not tally.is_known:
-                await sharing.learn(tally, self._clock.monotonic() + LEARN_S)
+                await tally.learn(self._clock.monotonic() + LEARN_S)
         self._check(call, budget_usd, price)
         # Before the wait for the store: the key's other calls must count this one meanwhile.
         self._take(call, price.most)
-        if sharing is not None and not await self._is_agreed(sharing, call, budget_usd, price):
+        if source is not None and not await self._is_agreed(source, call, budget_usd, price):
             self.spent(call, 0.0)
             # Again, by what is known of the others now: this tells a budget that is spent from one that is only reserved.
             self._check(call, budget_usd, price)
@@ -123,20 +122,20 @@ class KeyBudgets:
                 remedy = f"{_cheaper(call)}, or raise budget_usd_per_day: a new day has no more"
         raise BudgetExceeded(f"{what}; {remedy}.", retry_after_s=DAY_S - self._clock.wall() % DAY_S)
 
-    async def _is_agreed(self, sharing: Sharing, call: Call, budget_usd: float, price: Price) -> bool:
+    async def _is_agreed(self, source: LimitSource, call: Call, budget_usd: float, price: Price) -> bool:
         """Returns whether what the call took fits what all replicas have; where the store does not answer, this one's part."""
         name = call.key.name
-        tally = self._tally(sharing, name)
-        if tally.unreported <= budget_usd * UNTOLD_PART / sharing.replicas:
+        tally = self._tally(source, name)
+        if tally.unreported <= budget_usd * UNTOLD_PART / source.replicas:
             return True
-        is_reported = await sharing.tell(tally, self._clock.monotonic() + LEARN_S)
+        is_reported = await tally.report(self._clock.monotonic() + LEARN_S)
         own_usd = 0.0 if call.reserved is None else call.reserved.usd
         if is_reported:
             others_usd = self._flying_usd(name) - own_usd
             return _fits(call.key, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
         left_usd = budget_usd - (tally.read() - tally.unreported)
         # Nobody knows the others' part: the call fits this replica's own, or nothing else of the budget is known to be used.
-        return tally.unreported <= left_usd / sharing.replicas or tally.read() <= own_usd
+        return tally.unreported <= left_usd / source.replicas or tally.read() <= own_usd
 
     def allows(self, call: Call, usd: float) -> bool:
         """Reserves what the call may cost in all, if its key allows that; returns whether it does."""
@@ -217,21 +216,21 @@ class KeyBudgets:
     @property
     def outlives(self) -> bool:
         """Returns whether what is booked is known to whoever comes after this process."""
-        return self._sharing is not None
+        return self._limit_source is not None
 
     async def charge(self, key: Key, usd: float) -> int | None:
         """Books ahead what is going to be paid without a call; returns the day. None: that is more than is left."""
-        day, budget_usd, sharing = self.today(), key.budget_usd_per_day, self._sharing
-        tally = None if sharing is None or budget_usd is None else self._tally(sharing, key.name)
-        if sharing is not None and tally is not None:  # the last known sum may be minutes old
-            await sharing.learn(tally, self._clock.monotonic() + LEARN_S, afresh=True)
+        day, budget_usd, source = self.today(), key.budget_usd_per_day, self._limit_source
+        tally = None if source is None or budget_usd is None else self._tally(source, key.name)
+        if tally is not None:  # the last known sum may be minutes old
+            await tally.learn(self._clock.monotonic() + LEARN_S, afresh=True)
         if not allows_spending(budget_usd, self._spent(key.name), usd):
             self._note_exhausted(key, budget_usd or 0.0)
             return None
         self._add(key.name, usd)
-        if sharing is None or tally is None or budget_usd is None:
+        if tally is None or budget_usd is None:
             return day
-        if await sharing.tell(tally, self._clock.monotonic() + LEARN_S) and tally.read() <= budget_usd:
+        if await tally.report(self._clock.monotonic() + LEARN_S) and tally.read() <= budget_usd:
             return day
         self.correct(key.name, day, -usd)  # too much with what the others have, or nobody says: it can wait
         return None
@@ -267,25 +266,25 @@ class KeyBudgets:
     def _add(self, name: str, usd: float) -> None:
         if not usd:
             return
-        if self._sharing is None:
+        if self._limit_source is None:
             self._spending.add(name, usd, self.today())
         else:
-            self._tally(self._sharing, name).add(usd)
+            self._tally(self._limit_source, name).add(usd)
 
     def _spent(self, key: str) -> float:
-        if self._sharing is None:
+        if self._limit_source is None:
             return self._spending.spent(key, self.today())
-        tally = self._tally(self._sharing, key)
+        tally = self._tally(self._limit_source, key)
         # Where nothing is known of the others, each may spend its part: as if all had spent what it has.
-        return tally.read() if tally.is_known else tally.read() * self._sharing.replicas
+        return tally.read() if tally.is_known else tally.read() * self._limit_source.replicas
 
-    def _tally(self, sharing: Sharing, key: str) -> FleetSum:
+    def _tally(self, source: LimitSource, key: str) -> SharedSum:
         day, known = self.today(), self._tallies.get(key)
         if known is not None and known[0] == day:
             return known[1]
         if known is not None:
-            sharing.forget(known[1])
-        tally = sharing.tally(key, f"usd|{day}")
+            known[1].forget()
+        tally = source.sum_of(key, f"usd|{day}")
         self._tallies[key] = day, tally
         return tally
 
@@ -322,11 +321,11 @@ class KeyLimits:
     when the call has ended.
     """
 
-    __slots__ = ("_sharing", "sets")
+    __slots__ = ("_limit_source", "sets")
 
-    def __init__(self, sharing: Sharing | None = None) -> None:
-        """With `sharing` replicas share them."""
-        self._sharing = sharing
+    def __init__(self, limit_source: LimitSource | None = None) -> None:
+        """With `limit_source` replicas share them."""
+        self._limit_source = limit_source
         self.sets: dict[str, LimitSet] = {}
 
     def install(self, policy: PolicySnapshot, now: float) -> None:
@@ -337,7 +336,7 @@ class KeyLimits:
         for name, limits in limited.items():
             known = self.sets.get(name)
             if known is None:
-                share_out = None if self._sharing is None else self._sharing.of_key(name)
+                share_out = None if self._limit_source is None else self._limit_source.of_key(name)
                 self.sets[name] = LimitSet(limits, now, share_out=share_out)
             else:
                 known.table.configure(limits, now)
@@ -361,9 +360,9 @@ class KeyLimits:
 
         A part of the limit that is not held here is no reason to refuse anybody.
         """
-        sharing, ends_at = self._sharing, clock.monotonic() + FETCH_S
-        while sharing is not None and clock.monotonic() < ends_at:
-            is_fetched = await sharing.fetch(call.key.name, cost, ends_at)
+        source, ends_at = self._limit_source, clock.monotonic() + FETCH_S
+        while source is not None and clock.monotonic() < ends_at:
+            is_fetched = await source.fetch(call.key.name, cost, ends_at)
             # A reload may have taken the key's limits away during the wait.
             if call.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
                 return True

@@ -20,13 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import floor, inf
-from typing import Literal, NamedTuple, TypeAlias, TypeGuard
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from gateway.core.limits.bucket import Bucket, Limit, Slots, Window
 from gateway.core.limits.estimate import INPUT, NOTHING, OUTPUT, REQUESTS, SLOT, TOKEN_PARTS, TOKENS, Cost, parts_of
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.limits.learning import UnwrittenBurst
-from gateway.fleet.leased_part import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,12 @@ PART_OF = {
 """Every limit there may be, and which part of a call's cost it counts."""
 
 
-class Shared(NamedTuple):
-    """A limit that other replicas use, too."""
+LimitKind = Literal["bucket", "window", "slots"]
+"""A bucket refills all the time, a window starts anew, slots are held and given back."""
+
+
+class LimitShape(NamedTuple):
+    """A limit that other replicas use, too: what it counts, and how large all of it is."""
 
     name: str
     part: int
@@ -95,7 +98,42 @@ class Shared(NamedTuple):
     fails_closed: bool
 
 
-ShareOut: TypeAlias = Callable[[Shared, float], Share]
+class SharedLimit(Limit, Protocol):
+    """This replica's part of a limit that other replicas use, too.
+
+    Where nothing is held here, `wait_s` is None until `want` has leased more: the calls that wait then go.
+    """
+
+    kind: LimitKind
+    rate_per_s: float
+
+    @property
+    def is_answered(self) -> bool:
+        """Returns whether it is known what others have left of the limit."""
+        ...
+
+    def want(self, cost: float, now: float, keep: float = 0.0) -> float | None:
+        """Returns what `wait_s` does, and asks the other replicas for what is lacking."""
+        ...
+
+    def is_dry(self, need: float, now: float) -> bool:
+        """Returns whether `need` is neither here nor elsewhere, as far as is known."""
+        ...
+
+    def raise_by(self, amount: float, now: float) -> None:
+        """Adds an amount that turned out to be there, for all replicas."""
+        ...
+
+    def fail_closed(self, fails_closed: bool, now: float) -> None:
+        """Sets whether nothing goes while replicas cannot share it; that holds at once, also if they cannot now."""
+        ...
+
+    def retire(self) -> None:
+        """Gives back what is held, because nobody uses the limit here any more."""
+        ...
+
+
+ShareOut: TypeAlias = Callable[[LimitShape, float], SharedLimit]
 """Makes this replica's part of a limit; the number is now."""
 
 
@@ -112,12 +150,22 @@ class LimitRow(NamedTuple):
 class KnownLimit:
     """One limit of a table: its level, which part of a cost it counts, and the operator's own number (None: learned)."""
 
-    __slots__ = ("amount", "configured", "limit", "name", "part", "reported_at", "since")
+    __slots__ = ("amount", "configured", "limit", "name", "part", "reported_at", "shared", "since")
 
-    def __init__(self, name: str, limit: Limit, amount: float, configured: float | None, since: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: Limit,
+        amount: float,
+        configured: float | None,
+        since: float,
+        shared: SharedLimit | None = None,
+    ) -> None:
         self.name = name
         self.part = PART_OF[name]
         self.limit = limit
+        self.shared = shared
+        """`limit` itself where other replicas use it, too; else None."""
         self.amount = amount
         """The amount per period that the limit is made of."""
         self.configured = configured
@@ -201,8 +249,8 @@ class LimitTable:
             if amount is not None:
                 self.put(name, amount, now, configured=amount)
         for one in self.known:
-            if isinstance(one.limit, Share):
-                one.limit.fail_closed(one.name in limits.fail_closed, now)
+            if one.shared is not None:
+                one.shared.fail_closed(one.name in limits.fail_closed, now)
         self.size_up()
 
     def retire(self) -> None:
@@ -218,7 +266,7 @@ class LimitTable:
         if one is None:
             if name == "requests_per_min":
                 self._begin_burst(amount)
-            one = KnownLimit(name, self._make(name, amount, now, reading), amount, configured, now)
+            one = self._make(name, amount, now, configured, reading)
             self.known.append(one)
             return one
         if configured is not None:
@@ -270,9 +318,10 @@ class LimitTable:
     def refills_per_s(self, *, requests: bool) -> float:
         """Returns the slowest rate among the limits of requests or of tokens that refill all the time; inf: there is none."""
         rates = [
-            one.limit.rate_per_s
+            limit.rate_per_s
             for one in self.known
-            if refills(one.limit) and (one.name == "requests_per_min" if requests else one.part in TOKEN_PARTS)
+            if (one.name == "requests_per_min" if requests else one.part in TOKEN_PARTS)
+            and (limit := refilling(one)) is not None
         ]
         return min(rates, default=inf)
 
@@ -284,31 +333,36 @@ class LimitTable:
                 one.limit.level_at(now),
                 one.limit.capacity,
                 "learned" if one.configured is None else "configured",
-                _next_free_s(one.limit, now),
+                _next_free_s(one, now),
             )
             for one in self.known
         ]
 
     def _keep(self, limits: list[KnownLimit]) -> None:
         for one in self.known:
-            if one not in limits and isinstance(one.limit, Share):
-                one.limit.retire()
+            if one not in limits and one.shared is not None:
+                one.shared.retire()
         self.known = limits
 
-    def _make(self, name: str, amount: float, now: float, reading: Reading | None) -> Limit:
+    def _make(
+        self, name: str, amount: float, now: float, configured: float | None, reading: Reading | None
+    ) -> KnownLimit:
         rate_per_s, capacity = self._shape(name, amount, reading)
         window_s = self._window_s(name)
         if self._share_out is not None:
             is_closed = name in self._fail_closed
-            shared = Shared(name, PART_OF[name], rate_per_s, capacity, window_s or 0.0, self._lag_s, is_closed)
-            return self._share_out(shared, now)
+            shape = LimitShape(name, PART_OF[name], rate_per_s, capacity, window_s or 0.0, self._lag_s, is_closed)
+            shared = self._share_out(shape, now)
+            return KnownLimit(name, shared, amount, configured, now, shared)
+        limit: Limit
         if name == "concurrency":
-            return Slots(capacity)
-        if window_s is None:
-            return Bucket(rate_per_s, capacity, now, lag_s=self._lag_s)
-        window = Window(capacity, window_s, now)
-        window.resize(rate_per_s, capacity, now)
-        return window
+            limit = Slots(capacity)
+        elif window_s is None:
+            limit = Bucket(rate_per_s, capacity, now, lag_s=self._lag_s)
+        else:
+            limit = Window(capacity, window_s, now)
+            limit.resize(rate_per_s, capacity, now)
+        return KnownLimit(name, limit, amount, configured, now)
 
     def _shape(self, name: str, amount: float, reading: Reading | None) -> tuple[float, float]:
         if name == "concurrency":
@@ -346,9 +400,11 @@ class LimitTable:
         self.burst = UnwrittenBurst(rate_per_s, max(1.0, most), is_known=self.burst is not None and self.burst.is_known)
 
 
-def refills(limit: Limit) -> TypeGuard[Bucket | Share]:
-    """Returns whether the limit refills all the time, rather than in windows or by releases."""
-    return isinstance(limit, Bucket) or (isinstance(limit, Share) and limit.kind == "bucket")
+def refilling(one: KnownLimit) -> Bucket | SharedLimit | None:
+    """Returns the limit if it refills all the time; None: it does so in windows or by releases."""
+    if isinstance(one.limit, Bucket):
+        return one.limit
+    return one.shared if one.shared is not None and one.shared.kind == "bucket" else None
 
 
 def period_s(name: str) -> float:
@@ -356,13 +412,12 @@ def period_s(name: str) -> float:
     return _DAY_S if name == "requests_per_day" else MINUTE_S
 
 
-def _next_free_s(limit: Limit, now: float) -> float | None:
-    least = min(1.0, limit.capacity)
-    if isinstance(
-        limit, Share
-    ):  # `wait_s` says None where the store has to be asked, which an operator's look does not
-        return limit.ready_at(least, now) - now
-    return limit.wait_s(least, now)
+def _next_free_s(one: KnownLimit, now: float) -> float | None:
+    least = min(1.0, one.limit.capacity)
+    # `wait_s` is None where other replicas have to be asked, which an operator's look does not.
+    if one.shared is not None:
+        return one.shared.ready_at(least, now) - now
+    return one.limit.wait_s(least, now)
 
 
 # --- a set of limits, taken and given back together ---
@@ -453,8 +508,8 @@ class LimitSet:
             return wait_s
         parts = parts_of(cost, 1)
         for one in self.table.known:
-            if isinstance(one.limit, Share):
-                one.limit.want(parts[one.part], now, one.keep(keep_percent, keep_tokens, keep_requests))
+            if one.shared is not None:
+                one.shared.want(parts[one.part], now, one.keep(keep_percent, keep_tokens, keep_requests))
         return self.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
 
     def ready_at(self, cost: Cost, now: float, ahead: Cost = NOTHING, keep_percent: float = 0.0) -> float:
@@ -635,9 +690,9 @@ def grow_burst(
     """
     burst = limits.table.burst
     one = None if burst is None else limits.table.find("requests_per_min")
-    if burst is None or one is None or not refills(one.limit):
+    limit = None if one is None else refilling(one)
+    if burst is None or limit is None:
         return False
-    limit = one.limit
     if not limit.is_dry(1.0 + limit.capacity * keep_percent / 100 + keep_requests, now):
         return False
     more = burst.grow(now, let_in, in_flight)
@@ -677,10 +732,11 @@ def hold_back(limits: LimitSet, now: float) -> None:
     Windows are left alone: after a pause the provider's is a new one, too.
     """
     one = limits.table.find("requests_per_min")
-    if one is not None and refills(one.limit):
-        few = max(1.0, _AT_ONCE_S * one.limit.rate_per_s)
-        if one.limit.level_at(now) > few:
-            one.limit.correct(few, now)
+    limit = None if one is None else refilling(one)
+    if limit is not None:
+        few = max(1.0, _AT_ONCE_S * limit.rate_per_s)
+        if limit.level_at(now) > few:
+            limit.correct(few, now)
 
 
 def used(limits: LimitSet, now: float) -> tuple[Used, ...]:
@@ -716,9 +772,9 @@ def _open_as_reported(
     if not more:
         return
     limits.table.reshape_requests(now)
-    if isinstance(one.limit, Share) and one.limit.is_answered:  # whose level no answer raises otherwise
-        free = (reading.remaining or 0.0) - taken_since - one.limit.level_at(now)
-        one.limit.raise_by(max(0.0, min(more, free)), now)
+    if one.shared is not None and one.shared.is_answered:  # whose level no answer raises otherwise
+        free = (reading.remaining or 0.0) - taken_since - one.shared.level_at(now)
+        one.shared.raise_by(max(0.0, min(more, free)), now)
 
 
 def _reconcile(

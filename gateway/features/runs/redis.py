@@ -219,7 +219,7 @@ Marks = dict[str, int]
 
 
 class SharedRunRecords:
-    """Implements `gateway.core.ports.KeptRuns`.
+    """Implements `gateway.features.runs.store.RunStore`.
 
     A tenant's runs are in one slot, with a list of them by time. Each value says which change of each replica it has last
     taken: a replica that did not learn whether its change was taken finds out, and adds it once. Invariants: a change is added

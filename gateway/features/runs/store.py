@@ -1,19 +1,49 @@
-"""What the stores of runs have in common: the room that runs have, and steps as JSON."""
+"""What the stores of runs have in common: their port, the room that runs have, and steps as JSON."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import orjson
 
 from gateway.core.types import Usage
-from gateway.features.runs.step import (
-    StepAbout,
-    StepTooLarge,
-    StoredStep,
-)
+from gateway.features.runs.rules import RunChange, RunRecord
+from gateway.features.runs.step import Close, StepAbout, StepTooLarge, StoredStep, nobody_waits
+
+# --- the port of runs beyond this process ---
+
+
+class RunStore(Protocol):
+    """Runs beyond this process. Every method raises RunsUnavailable where nobody answers in time."""
+
+    async def merge(
+        self,
+        tenant: str,
+        run: str,
+        change: RunChange | None,
+        close: Close,
+        written: Callable[[], None] = nobody_waits,
+    ) -> tuple[RunRecord, RunRecord] | None:
+        """Adds a change, and closes the run if it has ended, in one step; returns the record before closing it, and after.
+
+        None: there is no such run, and no change that could begin one. `written` is as in `RunToChange`.
+        """
+        ...
+
+    async def get(self, tenant: str, run: str) -> RunRecord | None:
+        """Returns the run; None: there is none."""
+        ...
+
+    async def forget(self, tenant: str, run: str) -> bool:
+        """Forgets the run; returns whether there was one."""
+        ...
+
+    async def last(self, tenant: str | None, most: int) -> Sequence[RunRecord]:
+        """Returns the runs of a tenant, or of all, that were changed last, in any order."""
+        ...
+
 
 # --- the room that the runs of each tenant have, and the count of those that went early for want of it ---
 

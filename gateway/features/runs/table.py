@@ -21,7 +21,6 @@ from typing import TypeVar
 from gateway.core.call import Call, CallFeature, CallRecord, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.core.ledger import CostEstimates
-from gateway.core.ports import KeptRuns
 from gateway.features.runs.cache import MOST_RUNS, ActiveRun, LostRuns, NoMeter, RunCache, RunKey, RunMeter, RunRank
 from gateway.features.runs.rules import (
     IDLE_S,
@@ -52,6 +51,7 @@ from gateway.features.runs.step import (
     changed,
     nobody_waits,
 )
+from gateway.features.runs.store import RunStore
 from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.store import JobStore
 
@@ -70,7 +70,7 @@ class RunTable:
         clock: Clock,
         workflows: Callable[[], Workflows],
         meter: RunMeter | None = None,
-        kept: KeptRuns | None = None,
+        kept: RunStore | None = None,
         most: int = MOST_RUNS,
     ) -> None:
         """`clock` gives the wall time of records; `workflows` are those in force; `kept` is what all replicas share."""
@@ -272,7 +272,7 @@ class RunTable:
             return IDLE_S
         return rules.idle_s if rules.deadline_s is None else min(rules.idle_s, rules.deadline_s)
 
-    def _home(self, live: ActiveRun) -> KeptRuns | None:
+    def _home(self, live: ActiveRun) -> RunStore | None:
         return self.durable if live.is_durable else self.kept
 
     async def _put_together(self, live: ActiveRun, written: Callable[[], None] = nobody_waits) -> None:
@@ -300,7 +300,7 @@ class RunTable:
             self._cache.watch(live, max(due, now + 1.0))
 
     async def _merge(
-        self, live: ActiveRun, home: KeptRuns, written: Callable[[], None]
+        self, live: ActiveRun, home: RunStore, written: Callable[[], None]
     ) -> tuple[RunRecord, RunRecord] | None:
         """Brings what was tallied to whoever keeps it, one change of a run at a time; what is not taken is owed."""
         live.merging = live.merging or asyncio.Lock()
@@ -334,7 +334,7 @@ RUNS_PER_PAGE = 500
 
 
 class DurableRuns:
-    """Implements `gateway.core.ports.KeptRuns`."""
+    """Implements `gateway.features.runs.store.RunStore`."""
 
     def __init__(self, store: Callable[[], Awaitable[JobStore]], reader: Callable[[], Awaitable[JobStore]]) -> None:
         """`store` opens the store of jobs, `reader` what there is to look into; both raise JobsUnavailable."""
@@ -394,8 +394,8 @@ def _runs_unavailable() -> Iterator[None]:
 
 async def last_runs(
     cache: RunCache,
-    kept: KeptRuns | None,
-    durable: KeptRuns | None,
+    kept: RunStore | None,
+    durable: RunStore | None,
     tenant: str | None,
     most: int,
     below: RunRank | None,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.core.error_tables import Diagnosis
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.limit_table import Limits, Shared
+from gateway.core.limits.limit_table import Limits, LimitShape
 from gateway.core.limits.reservation import Reservation, refused
 from gateway.core.limits.target_limits import Gate
 from gateway.core.snapshot import Counting
@@ -141,7 +141,7 @@ def test_asking_leases_nothing() -> None:
     """Limits that replicas share: only a call that wants to go asks the store for what is lacking."""
     wakes: list[str] = []
 
-    def share_out(shared: Shared, now: float) -> Share:
+    def share_out(shared: LimitShape, now: float) -> Share:
         return Share(
             "replica",
             shared.name,
