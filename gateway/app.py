@@ -98,6 +98,7 @@ from gateway.products.responses.socket import ResponseSocketDoor
 from gateway.products.responses.store import KeptBounds
 from gateway.products.work import JobWork, durable_routes
 from gateway.routes import ENDPOINTS, Served, SocketDoors, build_app, build_front
+from gateway.sections import SECTIONS
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
@@ -316,6 +317,7 @@ class Gateway:
         """Compiles the config; may run in any thread."""
         return load_snapshot(
             *(self._settings.config, self._environ),
+            sections=SECTIONS,
             connect=self._connect,
             convert=self._languages.converting,
             converse=self._languages.conversing,

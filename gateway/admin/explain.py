@@ -28,7 +28,7 @@ from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Pha
 from gateway.dialects import http as door
 from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.dialects.target_languages import Conversion
-from gateway.features.degrade.rules import FIELDS_AT
+from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
 from gateway.features.grouping.rules import RESULTS
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.reuse.rules import Caching, applies
@@ -98,7 +98,7 @@ def _lines(
     if not peeked.stream and model.holding.interim is None and plan.deadline_s > PROXY_PATIENCE_S:
         yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
     yield from _part(part_of(run_words({}, (peeked.parsed or {}).get("metadata")), policy.workflows, key.workflow))
-    if (degrade := model.degrade) is not None and endpoint.name in FIELDS_AT:
+    if (degrade := DEGRADE.of(model)) is not None and endpoint.name in FIELDS_AT:
         less = ", ".join(f"{name} {value}" for name, value in degrade.set.items())
         yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"

@@ -15,6 +15,7 @@ from gateway.core.config.source import Document, read_document
 from gateway.core.http.client.transport import Pools
 from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot import PolicySnapshot, Provider
+from gateway.sections import SECTIONS
 from gateway.settings import Settings
 
 
@@ -36,7 +37,12 @@ def compile_config(settings: Settings) -> PolicySnapshot:
         return Wire(provider, model, pools.transport(provider))
 
     return load_snapshot(
-        settings.config, os.environ, connect=connect, version=1, now_wall=SystemClock().wall(), host=settings.host
+        *(settings.config, os.environ),
+        sections=SECTIONS,
+        connect=connect,
+        version=1,
+        now_wall=SystemClock().wall(),
+        host=settings.host,
     )
 
 

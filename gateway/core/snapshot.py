@@ -34,7 +34,6 @@ from gateway.core.types import (
     Upstream,
 )
 from gateway.credentials.auth import CloudAuth
-from gateway.features.degrade.rules import LatencyRules
 from gateway.features.grouping.rules import GroupRules
 from gateway.features.output.rules import OutputRule
 from gateway.features.ownership.rules import ObjectRules
@@ -77,6 +76,14 @@ class Setting(Generic[SettingT]):
         """Returns the holder's value."""
         value: SettingT = holder.settings.get(self, self.default)
         return value
+
+
+class DescribesSettings(Protocol):
+    """Shows one product's settings of the models and keys of a snapshot."""
+
+    def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns the model as it is shown, with this product's part."""
+        ...
 
 
 # --- providers: where one is, whose language it speaks, what it is called with ---
@@ -311,8 +318,6 @@ class Model:
     """Within one tier, targets that speak the caller's language go before those that a call is converted for."""
     remembers_thinking: bool = True
     """Keep what its answers are signed with for callers that do not send it back."""
-    degrade: LatencyRules | None = field(default=None, repr=False)
-    """When its calls ask for less than their callers did; None: never."""
     pipeline: PipelinePlan | None = field(default=None, repr=False)
     """The pipeline that its calls are runs of, which go to no target by themselves; None: they are calls."""
     include_usage: bool = True
@@ -451,6 +456,8 @@ class PolicySnapshot:
     """The workflows that are declared, by name."""
     settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
     """What products have compiled of the config, without what is as usual."""
+    sections: tuple[DescribesSettings, ...] = field(default=(), repr=False, compare=False)
+    """What shows the settings where the snapshot is shown."""
     notices: tuple[str, ...] = ()
     """Notices about what is accepted, but worth a word at start."""
     emulated: tuple[str, ...] = ()

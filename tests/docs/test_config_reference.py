@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 
 import gateway
 from gateway.core.balancing import BUILT_IN_RULES, Action
-from gateway.core.config.admission import KINDS, LaneEntries, LaneEntry, QueueSet, ShedEntry
+from gateway.core.config.admission import KINDS as PROVIDER_KINDS
+from gateway.core.config.admission import LaneEntries, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.error_tables import RuleEntry
 from gateway.core.config.policies import (
     ClockEndpoints,
@@ -22,6 +23,7 @@ from gateway.core.config.policies import (
     ModelFactsEntry,
     SuspectEntry,
 )
+from gateway.core.config.product_sections import entry_kinds
 from gateway.core.config.retries import (
     ACTIONS,
     CLASSES,
@@ -85,19 +87,22 @@ from gateway.products.pipelines.config import (
     StepInvalidEntry,
     StepOutputEntry,
 )
+from gateway.sections import SECTIONS
 from tests.docs.support import reference, rows, section, words
 from tests.rows import rows as each
 
+KINDS = entry_kinds(SECTIONS)
+
 TABLES: dict[type[Entry], tuple[str, str]] = {
-    ConfigFile: ("config", "## The file"),
+    KINDS.config: ("config", "## The file"),
     ServerEntry: ("config", "## server"),
     AdminEntry: ("config", "## admin"),
     RedisEntry: ("config", "## state"),
     JobsEntry: ("config", "## jobs"),
-    ProviderEntry: ("config", "## providers"),
+    KINDS.provider: ("config", "## providers"),
     AuthEntry: ("config", "### auth"),
-    ModelEntry: ("config", "## models"),
-    TargetEntry: ("config", "## targets"),
+    KINDS.model: ("config", "## models"),
+    KINDS.target: ("config", "## targets"),
     BodyEntry: ("config", "### body"),
     GroupEntry: ("config", "### group_embeddings"),
     ModelDegradeEntry: ("config", "### degrade"),
@@ -109,7 +114,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     ObjectsEntry: ("config", "## objects"),
     WebhookEntry: ("config", "## webhooks"),
     WebhookSettingsEntry: ("config", "## webhook_settings"),
-    KeyEntry: ("config", "## keys"),
+    KINDS.key: ("config", "## keys"),
     AdmissionSet: ("policies", "## admission.yaml"),
     CountingEntry: ("policies", "### providers"),
     QueueSet: ("policies", "## queue.yaml"),
@@ -163,7 +168,15 @@ IN_WORDS: dict[type[Entry], tuple[str, str]] = {
     TierPrices: ("config", "### price"),
 }
 """Where the fields of the others are told: they repeat what is in a table, or are names of lanes and endpoints."""
-WITHOUT_A_PLACE: set[type[Entry]] = {LimitedEntry, UnitPrices}
+WITHOUT_A_PLACE: set[type[Entry]] = {
+    LimitedEntry,
+    UnitPrices,
+    ConfigFile,
+    ProviderEntry,
+    ModelEntry,
+    TargetEntry,
+    KeyEntry,
+}
 """What others are made of."""
 
 RETRY = {Action.RETRY: "{attempts: N}"}
@@ -181,7 +194,8 @@ def entries() -> set[type[Entry]]:
         more = rest.pop().__subclasses__()
         found.update(more)
         rest.extend(more)
-    return {kind for kind in found if kind.__module__.startswith("gateway.")}
+    ours = {kind for kind in found if kind.__module__.startswith("gateway.")}
+    return {*KINDS, *(kind for kind in ours if kind.__module__ != entry_kinds.__module__)}
 
 
 def names_of(kind: type[Entry]) -> set[str]:
@@ -236,7 +250,7 @@ def test_other_fields_are_named_where_they_belong(kind: type[Entry]) -> None:
 
 def test_values_with_names_are_told() -> None:
     """The kinds of providers, and what each class of errors deserves where nothing is said."""
-    assert set(KINDS) <= words(section(reference("config"), "## providers"))
+    assert set(PROVIDER_KINDS) <= words(section(reference("config"), "## providers"))
     classes = section(reference("policies"), "### What each class deserves")
     assert set(ACTIONS) <= words(classes)
     built_in = {name: row[0].strip("`") for row in rows(classes) for name in words(row[2]) if name in BUILT_IN_RULES}

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.core.config.schema import ConfigFile
+from gateway.core.config.product_sections import entry_kinds
+from gateway.sections import SECTIONS
 from tests.docs.support import DOCS, PAGES, ROOT, fenced, prose, rows, section
 from tests.rows import rows as each
 from tests.support.configs import GOOD, load, load_text, problems_of
@@ -162,7 +163,7 @@ def test_examples_load(tmp_path: Path, example: str) -> None:
         (tmp_path / first).write_text(example)
         text = f"policies: policies\n{GOOD}  gpt-4o-mini: {{targets: [openai/gpt-4o-mini]}}\n"
     else:
-        assert set(written) <= set(ConfigFile.model_fields), "neither a config nor a policy"
+        assert set(written) <= set(entry_kinds(SECTIONS).config.model_fields), "neither a config nor a policy"
         text = example if {"providers", "models"} <= set(written) else _completed(written)
 
     assert problems_of(tmp_path, text, _environ(text)) == []

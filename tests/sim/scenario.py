@@ -33,6 +33,7 @@ from gateway.core.snapshot import Policies, Provider
 from gateway.core.types import ErrorClass, Lane, Outgoing, Phase, RawHeaders, StoreBounds, Upstream, UpstreamFailed
 from gateway.core.waiting import Shedding
 from gateway.drivers.opening import MemoryStore
+from gateway.sections import SECTIONS
 from tests.sim import provider as simulated
 from tests.sim.limits import ProviderLimit, Refill, Sliding
 from tests.support.flow import CHAT, JSON, Recorder, read_all
@@ -266,7 +267,7 @@ class Through(Way):
         with TemporaryDirectory() as folder:
             path = Path(folder) / "config.yaml"
             path.write_bytes(orjson.dumps(_config(scenario)))  # JSON is YAML
-            policy = load_snapshot(path, {}, connect=connect, version=1, now_wall=WALL_S)
+            policy = load_snapshot(path, {}, sections=SECTIONS, connect=connect, version=1, now_wall=WALL_S)
         draw = Random(scenario.seed).random
         self.meter = Recorder()
         self.admission = Admission(clock, self.meter, policy, draw)

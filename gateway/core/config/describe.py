@@ -7,7 +7,7 @@ password.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -17,7 +17,7 @@ from gateway.core.balancing import Action, ClassRule, Retries
 from gateway.core.config.admission import windows_of
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import BodyEdits
-from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Target
+from gateway.core.snapshot import Counting, DescribesSettings, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import Server
 from gateway.features.output.rules import OutputRule
 from gateway.features.reuse.rules import Caching
@@ -58,7 +58,7 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
         queue=shown(snapshot.queue, "age_after_s"),
         shared=_redis(snapshot.shared),
         providers={name: describe_provider(provider) for name, provider in snapshot.providers.items()},
-        models={model.name: describe_model(model) for model in models},
+        models={model.name: describe_model(model, snapshot.sections) for model in models},
         webhook_settings=_webhook_settings(snapshot),
         errors=_errors(models),
         passthrough=snapshot.passthrough.provider if snapshot.passthrough else None,
@@ -108,9 +108,9 @@ def describe_provider(provider: Provider) -> dict[str, Any]:
     )
 
 
-def describe_model(model: Model) -> dict[str, Any]:
+def describe_model(model: Model, sections: Iterable[DescribesSettings] = ()) -> dict[str, Any]:
     """Returns a model, its targets and the plan its calls follow."""
-    return shown(
+    described = shown(
         model,
         *(
             "name",
@@ -129,6 +129,9 @@ def describe_model(model: Model) -> dict[str, Any]:
         cache=describe_caching(model.caching),
         output=_output(model.output),
     )
+    for section in sections:
+        described = section.describe_model(model, described)
+    return described
 
 
 def _output(rule: OutputRule | None) -> dict[str, Any] | None:

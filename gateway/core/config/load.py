@@ -37,6 +37,7 @@ from gateway.core.config.models import (
 )
 from gateway.core.config.policies import PolicySets, list_error_files, list_policy_files, read_policies
 from gateway.core.config.prices import Tokenizers, load_tokenizers, price_finder
+from gateway.core.config.product_sections import ConfigReading, Sections, entry_kinds
 from gateway.core.config.schema import ConfigFile, check
 from gateway.core.config.sections import (
     find_notices,
@@ -75,6 +76,7 @@ def load_snapshot(
     path: FilePath,
     environ: Mapping[str, str],
     *,
+    sections: Sections,
     connect: Callable[[Provider, str | None], Upstream],
     convert: Convert = as_it_is,
     converse: Converse = as_wired,
@@ -86,10 +88,11 @@ def load_snapshot(
 ) -> PolicySnapshot:
     """Reads and compiles the config at `path`.
 
-    `connect` makes the upstream of a provider and a model (None: the asked one), once for each pair; `convert` puts around
-    it what lets it serve calls in a language that it does not speak, `converse` what conversations need at it. `now_wall` is
-    in seconds; `host` is where the process listens whatever the file says; `listed` is what providers tell of their models;
-    `wall` is the clock that prices change by, None: they stay those of `now_wall`.
+    `sections` are what products read of it, in their order. `connect` makes the upstream of a provider and a model (None: the
+    asked one), once for each pair; `convert` puts around it what lets it serve calls in a language that it does not speak,
+    `converse` what conversations need at it. `now_wall` is in seconds; `host` is where the process listens whatever the file
+    says; `listed` is what providers tell of their models; `wall` is the clock that prices change by, None: they stay those
+    of `now_wall`.
     Raises ConfigError with all problems, and nothing else.
     """
     problems: list[Problem] = []
@@ -105,16 +108,17 @@ def load_snapshot(
             "one of `providers`: config.example.yaml, docs/start.md",
         )
         raise _config_error(problems)
-    config = check(ConfigFile, document, ()) if document else None
+    config = check(entry_kinds(sections).config, document, ()) if document else None
     if document is None or config is None:
         raise _config_error(problems)
+    reading = ConfigReading(document, config)
     policies = _read_policies(document, config, environ)
     server = server_section(document, config, host)
     state, shared = state_section(document, config)
-    groups, kinds = provider_section(document, config, environ)
+    groups, kinds = provider_section(reading, environ, entry_kinds(sections).provider)
     providers = {provider.name: provider for group in groups.values() for provider in group}
-    keys = key_section(document, config, server, policies.workflows)
-    routes = check_routes(document, config, policies)
+    keys = key_section(reading, server, policies.workflows, entry_kinds(sections).key)
+    routes = check_routes(reading, policies, sections)
     plans = compile_pipelines(policies.pipelines, config.models)
     check_endpoints(document, routes, ConfigParts(groups, kinds, policies, plans))
     relayed = passthrough_section(document, config, providers)
@@ -185,6 +189,7 @@ def load_snapshot(
         webhooks=webhooks,
         webhook_settings=leaving,
         workflows=policies.workflows,
+        sections=sections,
         notices=(
             *cloud_notices(providers, environ),
             *find_notices(document, config, providers, models, keys, shared, jobs.redis),

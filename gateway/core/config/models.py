@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase, translate
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path as FilePath
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -25,6 +25,7 @@ from gateway.core.config.admission import FindTokenizer
 from gateway.core.config.fields import is_label, is_pattern
 from gateway.core.config.policies import PolicySets
 from gateway.core.config.prices import stated_rates
+from gateway.core.config.product_sections import ConfigReading, Sections, Settings, entry_kinds
 from gateway.core.config.providers import Groups, account_of, bind_credentials, is_first
 from gateway.core.config.schema import (
     BodyEntry,
@@ -44,12 +45,10 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
 from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import Capabilities
-from gateway.core.snapshot import Model, Provider, Rates, Target
+from gateway.core.snapshot import Model, Provider, Rates, Setting, Target, with_settings
 from gateway.core.types import Conversions, Upstream
 from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
-from gateway.features.degrade.config import read_degrade
-from gateway.features.degrade.rules import LatencyRules
 from gateway.features.grouping.rules import GroupRules
 from gateway.features.output.config import CompiledOutput, check_output
 from gateway.features.reuse.config import check_caching, with_routes
@@ -129,28 +128,33 @@ class Route:
     places: tuple[TargetPlace, ...]
     grouping: GroupRules | None
     output: CompiledOutput | None
-    degrade: LatencyRules | None
+    settings: Settings
+    """What products have read of it."""
 
 
 # --- checking single entries ---
 
 
-def check_routes(document: Document, config: ConfigFile, policies: PolicySets) -> dict[str, Route]:
+def check_routes(reading: ConfigReading, policies: PolicySets, sections: Sections) -> dict[str, Route]:
     """Returns every readable entry, and notes the problems of entries and between them."""
+    document, config = reading.document, reading.config
+    kinds = entry_kinds(sections)
     routes: dict[str, Route] = {}
     for name in config.models:
         if not is_label(name):
             document.complain(("models", name), "a model's name must be printable ASCII, for it goes into headers")
-        entry = check(ModelEntry, document, ("models", name))
+        entry = check(kinds.model, document, ("models", name))
         if entry is not None:
-            places = _check_places(document, config, name)
+            places = _check_places(document, config, name, kinds.target)
             group = None
             if entry.group_embeddings is not None:
                 group = check(GroupEntry, document, ("models", name, "group_embeddings"))
             grouping = None if group is None else GroupRules(group.window, group.most)
             output = check_output(document, name, entry.output, config.models)
-            degrade = None if entry.degrade is None else read_degrade(document, name)
-            routes[name] = Route(name, entry, places, grouping, output, degrade)
+            settings: dict[Setting[Any], Any] = {}
+            for section in sections:
+                settings.update(section.read_model(reading, name, entry))
+            routes[name] = Route(name, entry, places, grouping, output, settings)
             _check_names(document, config, name, entry, policies)
     for kind in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, kind)
@@ -159,12 +163,14 @@ def check_routes(document: Document, config: ConfigFile, policies: PolicySets) -
     return routes
 
 
-def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[TargetPlace, ...]:
+def _check_places(
+    document: Document, config: ConfigFile, name: str, kind: type[TargetEntry]
+) -> tuple[TargetPlace, ...]:
     places: list[TargetPlace] = []
     listed = document.at(("models", name, "targets"))
     for index in range(len(listed) if isinstance(listed, list) else 0):
         path: Path = ("models", name, "targets", index)
-        entry = check(TargetEntry, document, path)
+        entry = check(kind, document, path)
         if entry is None:
             continue
         if config.providers and entry.provider not in config.providers:
@@ -554,9 +560,9 @@ def _model(
         on_loss=entry.on_loss,
         prefers_native=entry.prefer_native,
         remembers_thinking=entry.remember_thinking,
-        degrade=route.degrade,
         include_usage=policies.admission[entry.admission].include_usage,
     )
+    model = with_settings(model, route.settings)
     return bind_credentials(model, groups)
 
 

@@ -8,6 +8,7 @@ relate to each other.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -82,6 +83,10 @@ class Entry(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
     stand_ins: ClassVar[Section] = {}
     """Values for required fields that are bad or missing, so that the entry's other fields can still be checked."""
+    field_order: ClassVar[tuple[str, ...]] = ()
+    """The fields in the order in which messages have them, where it is not that of their definition."""
+    peers: ClassVar[Mapping[str, type[Entry]]] = {}
+    """The entries whose fields are mistaken for each other's, this one among them, by what each is."""
 
     @model_validator(mode="before")
     @classmethod
@@ -335,7 +340,6 @@ class ModelEntry(Entry):
     jobs: Text = "default"
     group_embeddings: Section | None = None
     output: Section | None = None
-    degrade: Section | None = None
     on_loss: OnLoss = "report"
     prefer_native: Flag = True
     remember_thinking: Flag = True
@@ -445,13 +449,6 @@ _SUGGESTIONS = {
     "converse": "bedrock",
 }
 """Other names of what a field knows."""
-_ENTRIES: dict[type[Entry], str] = {
-    ProviderEntry: "a provider (providers.NAME)",
-    ModelEntry: "a model (models.NAME)",
-    TargetEntry: "a target (models.NAME.targets)",
-    KeyEntry: "a key (keys)",
-}
-"""Entries whose fields are mistaken for each other's."""
 
 
 def check(kind: type[EntryT], document: Document, path: Path) -> EntryT | None:
@@ -462,7 +459,9 @@ def check(kind: type[EntryT], document: Document, path: Path) -> EntryT | None:
         return kind.model_validate(data)
     except ValidationError as error:
         details = error.errors(include_url=False)
-    for detail in details:
+    # By field, in the order of messages; fields that the entry has not come last.
+    ranks = {name: rank for rank, name in enumerate(_fields(kind))}
+    for detail in sorted(details, key=lambda one: ranks.get(str(one["loc"][0]) if one["loc"] else "", len(ranks))):
         _report(kind, document, path, detail)
     bad = {detail["loc"][0] for detail in details if detail["loc"]}
     if not isinstance(data, dict) or not bad:
@@ -510,12 +509,12 @@ def _report(kind: type[Entry], document: Document, path: Path, detail: ErrorDeta
 
 
 def _fields(kind: type[Entry]) -> list[str]:
-    return [one.alias or name for name, one in kind.model_fields.items()]
+    return [kind.model_fields[name].alias or name for name in kind.field_order or kind.model_fields]
 
 
 def _elsewhere(kind: type[Entry], name: str | int) -> str:
     """Returns whose field it is, if it is one of another kind of entry."""
-    owners = [label for other, label in _ENTRIES.items() if name in _fields(other)] if kind in _ENTRIES else []
+    owners = [label for label, other in kind.peers.items() if name in _fields(other)]
     return f" here: it is one of {' or '.join(owners)}" if owners else ""
 
 

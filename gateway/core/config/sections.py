@@ -19,6 +19,7 @@ from gateway.core.config.admission import SELF_HOSTED, kind_of_provider, limits_
 from gateway.core.config.fields import is_loopback, is_pattern
 from gateway.core.config.models import TargetParts, check_fail_closed, limits_of
 from gateway.core.config.policies import PolicySets
+from gateway.core.config.product_sections import ConfigReading
 from gateway.core.config.providers import (
     Groups,
     account_of,
@@ -90,9 +91,10 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
 
 
 def provider_section(
-    document: Document, config: ConfigFile, environ: Mapping[str, str]
+    reading: ConfigReading, environ: Mapping[str, str], shape: type[ProviderEntry]
 ) -> tuple[Groups, dict[str, Kind]]:
     """Returns every readable provider with its credentials, and the kind of each, by name."""
+    document, config = reading.document, reading.config
     if not config.providers:
         document.complain(("providers",), "is missing: at least one provider is needed")
     if not config.models:
@@ -100,7 +102,7 @@ def provider_section(
     groups: dict[str, tuple[Provider, ...]] = {}
     kinds: dict[str, Kind] = {}
     for name in config.providers:
-        entry = check(ProviderEntry, document, ("providers", name))
+        entry = check(shape, document, ("providers", name))
         if entry is not None:
             _check_provider(document, name, entry)
             check_presence(document, ("providers", name), entry, bool(config.keys))
@@ -177,8 +179,11 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
     )
 
 
-def key_section(document: Document, config: ConfigFile, server: Server, workflows: Workflows) -> dict[bytes, Key]:
+def key_section(
+    reading: ConfigReading, server: Server, workflows: Workflows, shape: type[KeyEntry]
+) -> dict[bytes, Key]:
     """Returns the callers by the digest of their secret."""
+    document, config = reading.document, reading.config
     keys: dict[bytes, Key] = {}
     names: set[str] = set()
     places: dict[int, Key] = {}
@@ -189,7 +194,7 @@ def key_section(document: Document, config: ConfigFile, server: Server, workflow
             if name in names:
                 document.complain((*path, "name"), f"{document.show((*path, 'name'), name)} is here twice")
             names.add(name)
-        entry = check(KeyEntry, document, path)
+        entry = check(shape, document, path)
         if entry is None:
             continue
         if entry.key in keys and any(entry.key):  # zeros stand in for a key that cannot be used

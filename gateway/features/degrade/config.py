@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from gateway.core.config.fields import PositiveDuration, Section
-from gateway.core.config.schema import Entry, check
+from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings
+from gateway.core.config.schema import Entry, ModelEntry, check
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.features.degrade.rules import BOUNDS, SCALES, LatencyRules
+from gateway.features.degrade.rules import BOUNDS, DEGRADE, SCALES, LatencyRules
 
 FIELDS = (*SCALES, *BOUNDS)
 
@@ -25,6 +26,18 @@ class SlowEntry(Entry):
     """When a model is slow."""
 
     first_byte_p95_above: PositiveDuration | None = None
+
+
+class DegradeSection(SectionSpec):
+    """`degrade` of a model."""
+
+    of_model: ClassVar[EntryField[dict[str, Any] | None]] = EntryField("degrade", Section | None, None, after="output")
+    model_fields = (of_model,)
+
+    def read_model(self, reading: ConfigReading, name: str, entry: ModelEntry) -> Settings:
+        if self.of_model.of(entry) is None:
+            return {}
+        return {DEGRADE: read_degrade(reading.document, name)}
 
 
 def read_degrade(document: Document, name: str) -> LatencyRules | None:

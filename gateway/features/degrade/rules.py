@@ -14,6 +14,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.openai import json_edit
+from gateway.core.snapshot import Setting
 
 SCALES: Final[Mapping[str, tuple[str, ...]]] = {
     "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh", "max"),
@@ -48,6 +49,10 @@ class LatencyRules:
 
     first_byte_p95_above_s: float
     set: Mapping[str, str | int]
+
+
+DEGRADE: Final[Setting[LatencyRules | None]] = Setting("degrade", None)
+"""When the calls of a model ask for less than their callers did; None: never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import orjson
 from gateway.core.admission.gates import Gates
 from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
-from gateway.features.degrade.rules import LatencyRules, lowered
+from gateway.features.degrade.rules import DEGRADE, LatencyRules, lowered
 
 LOOK_AGAIN_S = 1.0
 RECENT_S = 300.0
@@ -39,12 +39,13 @@ class SlowModels(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for the calls of models that have rules."""
-        return None if facts.model.degrade is None else self
+        return None if DEGRADE.of(facts.model) is None else self
 
     def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
         """Returns the reply to the call, which may ask its provider for less."""
-        if call.model.degrade is not None:
-            self._degrade(call, call.model.degrade)
+        rules = DEGRADE.of(call.model)
+        if rules is not None:
+            self._degrade(call, rules)
         return next(call)
 
     def _degrade(self, call: Call, rules: LatencyRules) -> None:

@@ -19,6 +19,7 @@ from gateway.core.request_fields import find_model
 from gateway.core.snapshot import Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.features.grouping.rules import GroupRules
+from gateway.sections import SECTIONS
 from tests.rows import rows
 from tests.support.configs import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
 
@@ -566,7 +567,7 @@ def test_provider_that_cannot_be_connected_is_a_problem(tmp_path: Path, error: E
         raise error
 
     with pytest.raises(ConfigError) as raised:
-        load_snapshot(tmp_path / "config.yaml", {}, connect=refuse, version=1, now_wall=NOW)
+        load_snapshot(tmp_path / "config.yaml", {}, sections=SECTIONS, connect=refuse, version=1, now_wall=NOW)
 
     assert "config.yaml:1: providers.openai: cannot be set up: " in str(raised.value)
     assert "pw" not in str(raised.value)
@@ -837,7 +838,7 @@ def test_one_upstream_per_provider_and_model(tmp_path: Path) -> None:
         asked.append((provider.name, model))
         return connect(provider, model)
 
-    snapshot = load_snapshot(tmp_path / "config.yaml", {}, connect=note, version=3, now_wall=NOW)
+    snapshot = load_snapshot(tmp_path / "config.yaml", {}, sections=SECTIONS, connect=note, version=3, now_wall=NOW)
 
     assert asked == [("openai", "x"), ("openai", None)]
     assert snapshot.models["a"].targets[0].upstream is snapshot.models["b"].targets[0].upstream
@@ -892,8 +893,8 @@ def test_host_of_the_process_wins_over_the_file(tmp_path: Path) -> None:
     path.write_text(config(server="{host: 0.0.0.0}"))
 
     with pytest.raises(ConfigError, match=r'server.host: refused: .* "::"'):
-        load_snapshot(path, {}, connect=connect, version=1, now_wall=NOW, host="[::]")
-    snapshot = load_snapshot(path, {}, connect=connect, version=1, now_wall=NOW, host="[::1]")
+        load_snapshot(path, {}, sections=SECTIONS, connect=connect, version=1, now_wall=NOW, host="[::]")
+    snapshot = load_snapshot(path, {}, sections=SECTIONS, connect=connect, version=1, now_wall=NOW, host="[::1]")
     assert snapshot.server.host == "::1"
 
 

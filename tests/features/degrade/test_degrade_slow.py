@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import orjson
 
-from gateway.features.degrade.rules import LatencyRules
+from gateway.core.snapshot import with_settings
+from gateway.features.degrade.rules import DEGRADE, LatencyRules
 from gateway.features.reuse.rules import Caching
 from tests.support.flow import Bench, ScriptedUpstream, whole
 
@@ -18,7 +18,7 @@ BODY = b'{"model": "m", "temperature": 0, "reasoning_effort":"high", "messages":
 def test_a_slow_model_is_asked_for_less_until_it_is_well_below_again() -> None:
     calls = 8
     bench = Bench([ScriptedUpstream(*[whole()] * calls)], caching=Caching())
-    model = replace(bench.policy.models["m"], degrade=RULES)
+    model = with_settings(bench.policy.models["m"], {DEGRADE: RULES})
     seen: list[tuple[bytes | None, int]] = []
 
     async def call() -> None:

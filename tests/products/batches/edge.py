@@ -32,6 +32,7 @@ from gateway.products.jobs.rules import Jobs, JobSettings
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import Watchers
 from gateway.routes import build_app
+from gateway.sections import SECTIONS
 from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, config_of
 from tests.loopback import plain_http
 from tests.support.memory_blobs import MemoryBlobs
@@ -59,7 +60,7 @@ def snapshot(folder: Path, settings: Mapping[str, Any] | None = None, **sections
     """Compiles a config; `settings` are changes to its `jobs` section as compiled."""
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config_of("http://127.0.0.1:9/v1", **{"keys": KEYS, **sections})))
-    policy = load_snapshot(path, {}, connect=_no_upstream, version=1, now_wall=0.0)
+    policy = load_snapshot(path, {}, sections=SECTIONS, connect=_no_upstream, version=1, now_wall=0.0)
     return replace(policy, jobs=Jobs(replace(JobSettings(), store="memory", **(settings or {}))))
 
 

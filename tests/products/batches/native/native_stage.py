@@ -29,6 +29,7 @@ from gateway.products.jobs.calls import CallServer, ProviderBatches
 from gateway.products.jobs.model import CHECK, FINALISE, ClaimedWork, Job, JobEnd, JobKind, JobState
 from gateway.products.jobs.rules import BatchRules, JobRules, NativeRules, SegmentRules
 from gateway.products.jobs.worker import JobWorker, RunningWork
+from gateway.sections import SECTIONS
 from tests.products.batches.native.inline_provider import InlineBatches
 from tests.products.batches.native.native_provider import Lies, ScriptedBatches
 from tests.support.flow import FakeClock
@@ -71,7 +72,7 @@ def snapshot(*names: str, languages: Languages | None = None) -> PolicySnapshot:
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(config))
         connect, converse = _no_upstream, languages.conversing
-        return load_snapshot(path, {}, connect=connect, converse=converse, version=1, now_wall=0.0)
+        return load_snapshot(path, {}, sections=SECTIONS, connect=connect, converse=converse, version=1, now_wall=0.0)
 
 
 def _no_upstream(_provider: Any, _model: Any) -> Upstream:

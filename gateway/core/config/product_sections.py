@@ -1,0 +1,112 @@
+"""The parts of a config that products read: which fields they add to the core's entries, and what becomes of them.
+
+The core loads a config with the sections that its caller names, in their order, and knows none of them. A section holds nothing
+of any config: what it compiles is a `Setting` of a model, a key or the snapshot. Problems are noted in the documents that
+they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from pydantic import Field, create_model
+
+from gateway.core.config.schema import ConfigFile, Entry, EntryT, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
+from gateway.core.config.source import Document
+from gateway.core.snapshot import Model, Setting
+
+FieldT = TypeVar("FieldT")
+Settings = Mapping[Setting[Any], Any]
+Sections = tuple["SectionSpec", ...]
+
+
+class EntryField(Generic[FieldT]):
+    """A field that a product adds to an entry of the core: to a model, a key, or the file itself."""
+
+    __slots__ = ("after", "default", "kind", "name")
+
+    def __init__(self, name: str, kind: Any, default: FieldT, *, after: str) -> None:
+        """`kind` is the type that pydantic checks; messages that list the entry's fields have it behind `after`."""
+        self.name = name
+        self.kind = kind
+        self.default = default
+        self.after = after
+
+    def of(self, entry: Entry) -> FieldT:
+        """Returns the value of an entry that has the field."""
+        value: FieldT = getattr(entry, self.name)
+        return value
+
+
+@dataclass(slots=True)
+class ConfigReading:
+    """One config while it is loaded: what is known of it so far."""
+
+    document: Document
+    config: ConfigFile
+
+
+class SectionSpec:
+    """What one product reads of a config. The methods are called in the order in which they stand here.
+
+    A product overrides those that it needs; the others do nothing.
+    """
+
+    model_fields: ClassVar[Sequence[EntryField[Any]]] = ()
+
+    def read_model(self, reading: ConfigReading, name: str, entry: ModelEntry) -> Settings:
+        """Returns the settings of a model, and notes the problems of its entry."""
+        return {}
+
+    def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns the model as `/admin/config` shows it, with this product's part."""
+        return shown
+
+
+class EntryKinds(NamedTuple):
+    """The kinds of entries of a config whose fields are mistaken for each other's, with the fields of products."""
+
+    config: type[ConfigFile]
+    provider: type[ProviderEntry]
+    model: type[ModelEntry]
+    target: type[TargetEntry]
+    key: type[KeyEntry]
+
+
+@lru_cache(maxsize=8)
+def entry_kinds(sections: Sections) -> EntryKinds:
+    """Returns the kinds of entries of a config that has these sections."""
+    kinds = EntryKinds(
+        _with_fields(ConfigFile, ()),
+        _with_fields(ProviderEntry, ()),
+        _with_fields(ModelEntry, [field for section in sections for field in section.model_fields]),
+        _with_fields(TargetEntry, ()),
+        _with_fields(KeyEntry, ()),
+    )
+    peers = {
+        "a provider (providers.NAME)": kinds.provider,
+        "a model (models.NAME)": kinds.model,
+        "a target (models.NAME.targets)": kinds.target,
+        "a key (keys)": kinds.key,
+    }
+    for kind in peers.values():
+        kind.peers = peers
+    return kinds
+
+
+def _with_fields(base: type[EntryT], fields: Iterable[EntryField[Any]]) -> type[EntryT]:
+    """Returns the kind of entry with these fields besides its own."""
+    fields = tuple(fields)
+    given: dict[str, Any] = {one.name: (one.kind, Field(default=one.default, repr=False)) for one in fields}
+    made: type[EntryT] = create_model(base.__name__, __base__=base, __module__=__name__, **given)
+    order, left = list(base.model_fields), list(fields)
+    while left:
+        one = next((one for one in left if one.after in order), left[0])
+        left.remove(one)
+        # The field before it may be that of a product which is not there: then it stands last.
+        order.insert(order.index(one.after) + 1 if one.after in order else len(order), one.name)
+    made.field_order = tuple(order)
+    return made

@@ -1,0 +1,9 @@
+"""What products read of a config, in the order in which it is read: one line for each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.features.degrade.config import DegradeSection
+
+SECTIONS: Final = (DegradeSection(),)
