@@ -5,5 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.features.degrade.config import DegradeSection
+from gateway.features.grouping.config import GroupingSection
 
-SECTIONS: Final = (DegradeSection(),)
+SECTIONS: Final = (
+    GroupingSection(),
+    DegradeSection(),
+)

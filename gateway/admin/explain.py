@@ -29,7 +29,7 @@ from gateway.dialects import http as door
 from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.dialects.target_languages import Conversion
 from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
-from gateway.features.grouping.rules import RESULTS
+from gateway.features.grouping.rules import GROUPING, RESULTS
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.reuse.rules import Caching, applies
 from gateway.features.runs.rules import OTHER, RunPart
@@ -103,8 +103,8 @@ def _lines(
         yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"
     yield from _retries(model.retries)
-    if model.grouping is not None and endpoint.name in RESULTS:
-        shown = f"{model.grouping.most} inputs, or {model.grouping.window_s * 1000:g} ms"
+    if (grouping := GROUPING.of(model)) is not None and endpoint.name in RESULTS:
+        shown = f"{grouping.most} inputs, or {grouping.window_s * 1000:g} ms"
         yield f"grouped   with calls that differ in their inputs only: up to {shown}"
     if model.output is not None and endpoint.name in CHECKED:
         yield f"output    {_output(model.output, is_stream=peeked.stream)}"

@@ -34,7 +34,6 @@ from gateway.core.types import (
     Upstream,
 )
 from gateway.credentials.auth import CloudAuth
-from gateway.features.grouping.rules import GroupRules
 from gateway.features.output.rules import OutputRule
 from gateway.features.ownership.rules import ObjectRules
 from gateway.features.reuse.rules import Caching
@@ -309,8 +308,6 @@ class Model:
     caching: Caching = field(default_factory=Caching)
     jobs: JobRules = field(default_factory=JobRules, repr=False)
     """How its jobs are tried."""
-    grouping: GroupRules | None = None
-    """When calls for embeddings or moderations go to the provider together; None: never."""
     output: OutputRule | None = None
     """The form that its answers have to have, by its policy; None: whatever they are."""
     on_loss: OnLoss = "report"

@@ -45,7 +45,6 @@ from gateway.core.config.schema import (
     ConfigFile,
     CountingEntry,
     Entry,
-    GroupEntry,
     KeyEntry,
     LimitedEntry,
     LongInputPrices,
@@ -61,6 +60,7 @@ from gateway.core.config.schema import (
 )
 from gateway.core.config.state import RedisEntry
 from gateway.features.degrade.config import ModelDegradeEntry, SlowEntry
+from gateway.features.grouping.config import GroupEntry
 from gateway.features.output.config import OnInvalidEntry, OutputEntry
 from gateway.features.ownership.config import ObjectsEntry
 from gateway.features.reuse.config import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry

@@ -120,7 +120,7 @@ def load_snapshot(
     keys = key_section(reading, server, policies.workflows, entry_kinds(sections).key)
     routes = check_routes(reading, policies, sections)
     plans = compile_pipelines(policies.pipelines, config.models)
-    check_endpoints(document, routes, ConfigParts(groups, kinds, policies, plans))
+    check_endpoints(reading, routes, ConfigParts(groups, kinds, policies, plans), sections)
     relayed = passthrough_section(document, config, providers)
     objects = object_rules(document, config, providers, keys.values())
     jobs = job_settings(document, config, state, shared)

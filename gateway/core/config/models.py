@@ -25,13 +25,12 @@ from gateway.core.config.admission import FindTokenizer
 from gateway.core.config.fields import is_label, is_pattern
 from gateway.core.config.policies import PolicySets
 from gateway.core.config.prices import stated_rates
-from gateway.core.config.product_sections import ConfigReading, Sections, Settings, entry_kinds
+from gateway.core.config.product_sections import ConfigReading, ModelReading, Sections, Settings, entry_kinds
 from gateway.core.config.providers import Groups, account_of, bind_credentials, is_first
 from gateway.core.config.schema import (
     BodyEntry,
     CapabilitiesEntry,
     ConfigFile,
-    GroupEntry,
     Kind,
     LimitedEntry,
     ModelEntry,
@@ -49,7 +48,6 @@ from gateway.core.snapshot import Model, Provider, Rates, Setting, Target, with_
 from gateway.core.types import Conversions, Upstream
 from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
-from gateway.features.grouping.rules import GroupRules
 from gateway.features.output.config import CompiledOutput, check_output
 from gateway.features.reuse.config import check_caching, with_routes
 from gateway.products.batches.native.rules import has_batch_api
@@ -126,10 +124,19 @@ class Route:
     name: str
     entry: ModelEntry
     places: tuple[TargetPlace, ...]
-    grouping: GroupRules | None
     output: CompiledOutput | None
     settings: Settings
     """What products have read of it."""
+
+    def reading(self, parts: ConfigParts) -> ModelReading:
+        """Returns the entry as products see it."""
+
+        def why_never(endpoint: str) -> list[str | None]:
+            return [parts.why_never(endpoint, place) for place in self.places]
+
+        return ModelReading(
+            self.name, self.entry, self.settings, [place.entry.provider for place in self.places], why_never
+        )
 
 
 # --- checking single entries ---
@@ -146,15 +153,11 @@ def check_routes(reading: ConfigReading, policies: PolicySets, sections: Section
         entry = check(kinds.model, document, ("models", name))
         if entry is not None:
             places = _check_places(document, config, name, kinds.target)
-            group = None
-            if entry.group_embeddings is not None:
-                group = check(GroupEntry, document, ("models", name, "group_embeddings"))
-            grouping = None if group is None else GroupRules(group.window, group.most)
             output = check_output(document, name, entry.output, config.models)
             settings: dict[Setting[Any], Any] = {}
             for section in sections:
                 settings.update(section.read_model(reading, name, entry))
-            routes[name] = Route(name, entry, places, grouping, output, settings)
+            routes[name] = Route(name, entry, places, output, settings)
             _check_names(document, config, name, entry, policies)
     for kind in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, kind)
@@ -384,23 +387,24 @@ class ConfigParts:
         return why_never(endpoint, language, place.model)
 
 
-def check_endpoints(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
+def check_endpoints(
+    reading: ConfigReading, routes: Mapping[str, Route], parts: ConfigParts, sections: Sections
+) -> None:
     """Notes what no target of a model can serve, although the config asks for it.
 
     That is: a model whose name is that of a kind of model (embeddings, sound, pictures, …), calls that are put together,
     the embeddings of a semantic cache, steps of pipelines, batches at half price, and languages that a provider cannot
     have.
     """
+    document = reading.document
+    reading.models = {name: route.reading(parts) for name, route in routes.items()}
     _check_languages(document, routes, parts)
     for name, route in routes.items():
         for index, place in enumerate(route.places):
             if place.model is not None:
                 _check_name(document, ("models", name, "targets", index), (name, place.model), place, parts)
-        if route.grouping is not None:
-            whys = [parts.why_never("embeddings", one) and parts.why_never("moderations", one) for one in route.places]
-            if whys and all(whys):
-                problem = f"no target of the model has embeddings, or moderations: {whys[0]}"
-                document.complain(("models", name, "group_embeddings"), problem)
+        for section in sections:
+            section.check_model(reading, reading.models[name])
     _check_caches(routes, parts)
     _check_pipelines(routes, parts)
     _check_batches(document, routes, parts)
@@ -555,7 +559,6 @@ def _model(
         retries=policies.retries[entry.retries],
         caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups), output),
         jobs=policies.jobs[entry.jobs],
-        grouping=route.grouping,
         output=output,
         on_loss=entry.on_loss,
         prefers_native=entry.prefer_native,

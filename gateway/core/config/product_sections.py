@@ -7,8 +7,8 @@ they are of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -41,12 +41,27 @@ class EntryField(Generic[FieldT]):
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class ModelReading:
+    """One entry of `models` that can be read."""
+
+    name: str
+    entry: ModelEntry
+    settings: Settings
+    providers: Sequence[str]
+    """The provider of each target, by its name in the config."""
+    why_never: Callable[[str], list[str | None]]
+    """Returns of each target why it refuses every call to an endpoint; None: it takes some, or it is not known."""
+
+
 @dataclass(slots=True)
 class ConfigReading:
     """One config while it is loaded: what is known of it so far."""
 
     document: Document
     config: ConfigFile
+    models: Mapping[str, ModelReading] = field(default_factory=dict)
+    """The readable entries of `models`."""
 
 
 class SectionSpec:
@@ -61,9 +76,20 @@ class SectionSpec:
         """Returns the settings of a model, and notes the problems of its entry."""
         return {}
 
+    def check_model(self, reading: ConfigReading, model: ModelReading) -> None:
+        """Notes what no target of a model can serve, although its entry asks for it."""
+
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the model as `/admin/config` shows it, with this product's part."""
         return shown
+
+
+def placed_after(before: str, shown: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Returns what is shown with more of it behind one of its names."""
+    found: dict[str, Any] = {}
+    for name, value in shown.items():
+        found |= {name: value, **(more if name == before else {})}
+    return found
 
 
 class EntryKinds(NamedTuple):

@@ -45,7 +45,6 @@ from gateway.core.config.source import Document, Path, did_you_mean, kind_of, pa
 from gateway.core.limits.estimate import ChargeRule
 from gateway.core.openai.usage import USUAL_TIERS
 from gateway.core.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
-from gateway.features.grouping.rules import GroupRules
 from gateway.products.jobs.webhooks.secrets_config import HookSecrets
 
 Kind = Literal[
@@ -338,19 +337,11 @@ class ModelEntry(Entry):
     timeouts: Text = "default"
     cache: Text = "default"
     jobs: Text = "default"
-    group_embeddings: Section | None = None
     output: Section | None = None
     on_loss: OnLoss = "report"
     prefer_native: Flag = True
     remember_thinking: Flag = True
     thinks: Flag | None = None
-
-
-class GroupEntry(Entry):
-    """Which calls of a model for embeddings or moderations go to its provider together."""
-
-    window: PositiveDuration = GroupRules().window_s
-    most: Count = GroupRules().most
 
 
 class KeyEntry(LimitedEntry):

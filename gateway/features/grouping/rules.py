@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from gateway.core.snapshot import Setting
 from gateway.core.types import Usage
 
 RESULTS: Final = {"embeddings": "data", "moderations": "results"}
@@ -136,3 +137,7 @@ class GroupRules:
 
     window_s: float = 0.005
     most: int = 64
+
+
+GROUPING: Final[Setting[GroupRules | None]] = Setting("grouping", None)
+"""When calls of a model for embeddings or moderations go to the provider together; None: never."""

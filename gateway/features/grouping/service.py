@@ -29,6 +29,7 @@ from gateway.core.ports import Meter
 from gateway.core.snapshot import Target
 from gateway.core.types import RawHeaders, Usage
 from gateway.features.grouping.rules import (
+    GROUPING,
     LINES_WINDOW_S,
     MOST_TOKENS,
     RESULTS,
@@ -168,12 +169,12 @@ class Groups(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls of models that are grouped, and for those that batches make."""
-        is_grouped = facts.model.grouping is not None or not asked.isdisjoint(self.options)
+        is_grouped = GROUPING.of(facts.model) is not None or not asked.isdisjoint(self.options)
         return self if is_grouped and facts.endpoint.name in RESULTS else None
 
     async def open(self, call: Call, next: Open) -> Opened:
         """Returns the call's part of a group's answer, where it can be in one; else its own."""
-        rules = GroupRules(LINES_WINDOW_S, call.group_most) if call.group_most else call.model.grouping
+        rules = GroupRules(LINES_WINDOW_S, call.group_most) if call.group_most else GROUPING.of(call.model)
         parsed = call.parsed or json_object(call.body)
         input = None
         if rules is not None and parsed is not None and call.endpoint.name in RESULTS:

@@ -18,7 +18,7 @@ from gateway.core.openai.usage import Capabilities
 from gateway.core.request_fields import find_model
 from gateway.core.snapshot import Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
-from gateway.features.grouping.rules import GroupRules
+from gateway.features.grouping.rules import GROUPING, GroupRules
 from gateway.sections import SECTIONS
 from tests.rows import rows
 from tests.support.configs import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
@@ -1125,9 +1125,9 @@ def test_a_model_may_have_its_embeddings_go_together(tmp_path: Path) -> None:
     def models(text: str) -> str:
         return GOOD.replace("gpt-4o]}", f"gpt-4o], group_embeddings: {text}}}")
 
-    assert load_text(tmp_path, GOOD).models["gpt-4o"].grouping is None
-    assert load_text(tmp_path, models("{}")).models["gpt-4o"].grouping == GroupRules(0.005, 64)
-    assert load_text(tmp_path, models("{window: 20ms, most: 9}")).models["gpt-4o"].grouping == GroupRules(0.02, 9)
+    assert GROUPING.of(load_text(tmp_path, GOOD).models["gpt-4o"]) is None
+    assert GROUPING.of(load_text(tmp_path, models("{}")).models["gpt-4o"]) == GroupRules(0.005, 64)
+    assert GROUPING.of(load_text(tmp_path, models("{window: 20ms, most: 9}")).models["gpt-4o"]) == GroupRules(0.02, 9)
     assert problems_of(tmp_path, models("{windows: 20ms}")) == [
         'config.yaml:4: models.gpt-4o.group_embeddings.windows: unknown field; did you mean "window"?'
     ]

@@ -6,7 +6,7 @@ import asyncio
 import struct
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -16,9 +16,9 @@ from gateway.core.balancing import Retries
 from gateway.core.call import Call, Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, KeyRateLimited, NoTargetAvailable, WaitTooLong
 from gateway.core.limits.limit_table import Limits
-from gateway.core.snapshot import Key, Rates
+from gateway.core.snapshot import Key, Rates, with_settings
 from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
-from gateway.features.grouping.rules import GroupRules
+from gateway.features.grouping.rules import GROUPING, GroupRules
 from gateway.features.reuse.rules import Caching
 from tests.rows import rows
 from tests.support.flow import Bench, Broken, Script, ScriptedAnswer, failed, whole
@@ -88,7 +88,7 @@ class Stage:
     def __post_init__(self) -> None:
         self.provider = Embedder()
         self.bench = Bench([self.provider], clock=self.clock, rates=Rates(1e-3, 0, 1e-3), **self.options)  # type: ignore[list-item]  # it sends
-        self.model = replace(self.bench.policy.models["m"], grouping=self.rules)
+        self.model = with_settings(self.bench.policy.models["m"], {GROUPING: self.rules})
 
     def call(self, said: Any, **changes: Any) -> Call:
         """A call for the embedding of this."""
