@@ -174,7 +174,12 @@ class Gateway:
             self._draw,
         )
         self._products = install_products(
-            self._pipeline, self._store, savings=self._savings, kept_clock=self._kept_clock, runs=self._runs
+            self._pipeline,
+            self._store,
+            savings=self._savings,
+            kept_clock=self._kept_clock,
+            runs=self._runs,
+            count_degraded=self._telemetry.degraded,
         )
         self._realtime = RealtimeSessions(self._pipeline, self._products.runs)
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)

@@ -1,12 +1,13 @@
 """The products that take part in calls, in the order in which they stand around one: the first is the outermost.
 
-    client -> counts · steps · runs · ownership · reuse · degrade · repeats · background · output · grouping -> provider
+    client -> counts · steps · runs · ownership · reuse · repeats · degrade · background · output · grouping -> provider
 
 A product that gives a route no feature is not in the way of its calls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.core.call import CallProduct
@@ -43,10 +44,10 @@ class CallProducts:
     """Refuses what is another tenant's, also where an answer is stored."""
     replays: Replays
     """Gives stored answers, and shares those in the making."""
-    slow_models: SlowModels
-    """Lowers what calls to a slow model ask for; caches have seen the call as its client sent it."""
     repeated: RepeatedCalls
     """Lets an SDK's retry share the answer of the call that it repeats."""
+    slow_models: SlowModels
+    """Lowers what calls to a slow model ask for; caches have seen the call as its client sent it."""
     deferred: Deferred
     """Charges responses that end later."""
     outputs: Outputs
@@ -66,11 +67,12 @@ def install_products(
     savings: Savings | None = None,
     kept_clock: Clock | None = None,
     runs: RunTable | None = None,
+    count_degraded: Callable[[str], None] = lambda _model: None,
 ) -> CallProducts:
     """Makes the products and installs them in the pipeline.
 
     `kept_clock` is the clock by which answers grow old, that of the store; absent: the pipeline's. `runs` is where runs are
-    counted; absent: they are not.
+    counted; absent: they are not. `count_degraded` counts calls that asked for less, by their model.
     """
     clock, admission, accounts = pipeline.clock, pipeline.admission, pipeline.accounts
     kept_clock = clock if kept_clock is None else kept_clock
@@ -83,8 +85,8 @@ def install_products(
         runs=None if runs is None else RunBudget(runs, admission.costs),
         ownership=Ownership(store.objects),
         replays=replays,
-        slow_models=SlowModels(clock, admission.gates),
         repeated=RepeatedCalls(clock, accounts, replays.single_flight),
+        slow_models=SlowModels(clock, admission.gates, count_degraded),
         deferred=Deferred(admission),
         outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch),
         groups=Groups(clock, pipeline.meter, admission, pipeline.attempts),

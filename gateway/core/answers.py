@@ -256,7 +256,7 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
     if credential is not None and target.name in call.model.without_caller_credential:
         headers, credential = [header for header in headers if header[0] not in ACCOUNTS], None
     body: bytes | Spliced = call.body
-    if model != call.model_name or call.large is not None or call.stream or call.lowered is not None:
+    if model != call.model_name or call.large is not None or call.stream:
         body = _body_for(call, model)
     if target.edits is not None and call.endpoint.request == "json":
         edits = target.edits if call.endpoint.name != "count_tokens" else target.edits.of_count()
@@ -277,7 +277,7 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
 
 def _body_for(call: Call, model: str) -> bytes | Spliced:
     """Returns the client's bytes, changed only where a rule needs it: the model's name, and the request for usage."""
-    body, large = call.body if call.lowered is None else call.lowered.body, call.large
+    body, large = call.body, call.large
     if large is not None and large.model is not None and call.model_name:
         new_model, is_asking = None if model == call.model_name else model, adds_usage(call)
         if new_model is None and not is_asking:

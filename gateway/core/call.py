@@ -23,7 +23,6 @@ from gateway.core.openai.usage import added
 from gateway.core.retry_budgets import Reserved, Retry
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.core.types import Attempt, Clocks, Endpoint, ErrorClass, Kept, Lane, RawHeaders, Skips, Usage
-from gateway.features.degrade.rules import LoweredCall
 from gateway.features.output.rules import OutputResult, OutputRule, StreamedTexts, Violation
 from gateway.features.output.schema import OutputSchema
 from gateway.features.ownership.objects import ObjectAccess
@@ -142,6 +141,7 @@ class Call:
     model_name: str
     """As the client asked for it; `model.name` may be a pattern."""
     body: bytes
+    """What goes to providers: as it came, unless a feature has changed it before the first attempt."""
     stream: bool
     stream_options: object
     """As the caller sent them, parsed; None when absent."""
@@ -235,8 +235,6 @@ class Call:
     """The targets, by name, into whose language it cannot be put, with the error of its caller if no other can serve it."""
     joined: tuple[Call, int] | None = None
     """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
-    lowered: LoweredCall | None = None
-    """The request that it makes of its provider instead, because its model is slow; None: what its caller asked for."""
     part: RunPart | None = None
     """Which part of which run it is, and which step; None: of none, as far as it has said."""
     objects: ObjectAccess | None = None

@@ -589,8 +589,9 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
         headers.append((b"x-gateway-retry-denied", call.denied.encode()))
     if call.joined is not None:
         headers.append((b"x-gateway-grouped", b"%d" % call.joined[1]))
-    if call.lowered is not None:
-        headers.append((b"x-gateway-degraded", ", ".join(call.lowered.fields).encode()))
+    hooks = call.hooks
+    for add_headers in () if hooks is None else hooks.headers:
+        add_headers(call, headers)
     if attempts:
         last = attempts[-1]
         cost_usd = last.cost_usd if len(attempts) == 1 else known_usd(attempts)

@@ -331,6 +331,10 @@ class Telemetry(Collector):
         self._metrics.groups.totals[(model,)] += 1
         self._metrics.grouped_calls.totals[(model,)] += calls
 
+    def degraded(self, model: str) -> None:
+        """A call has asked for less, because its model is slow."""
+        self._metrics.degraded.totals[(model,)] += 1
+
     def output_checked(self, model: str, result: str) -> None:
         """An answer was checked against its schema."""
         self._metrics.output_checks.totals[model, result] += 1
@@ -351,8 +355,6 @@ class Telemetry(Collector):
                 self._calls.count(record)
                 if record.call.part is not None:
                     self.runs.count(record)
-                if record.call.lowered is not None:
-                    self._metrics.degraded.totals[(record.call.model.name,)] += 1
         if pending:
             self._log.put(pending)
 
@@ -584,7 +586,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         **_parts(usage),
         **_run(call.part),
         **_skipped(call),
-        **({} if call.lowered is None else {"degraded": list(call.lowered.fields)}),
+        **(record.fields or {}),
         **({"lossy": [f"{gap.field}({gap.how})" for gap in last.gaps]} if last is not None and last.gaps else {}),
         **_output(call.output_check),
         **_replay(call.replay),
@@ -717,7 +719,7 @@ class JsonLines:
             return self._any_line(at, record)
         if usage.parts is not ALL_TEXT or usage.tier or (usage.estimated and record.outcome != "ok"):
             return self._any_line(at, record)
-        if call.part is not None or call.output_check is not None or call.lowered is not None or call.skips:
+        if call.part is not None or call.output_check is not None or record.fields is not None or call.skips:
             return self._any_line(at, record)
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s

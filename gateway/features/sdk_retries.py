@@ -14,6 +14,7 @@ microsecond for each KiB.
 from __future__ import annotations
 
 import asyncio
+from typing import TypeAlias
 
 from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
@@ -25,6 +26,8 @@ from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, cou
 BUCKETS_BY_LENGTH = 256
 """The running calls are kept in this number of buckets, by the length of their bodies."""
 
+Entered: TypeAlias = tuple[Call, bytes]
+"""A running call, by its identity the oldest first, and the body that it came with: another feature may change it."""
 Ended = Reply | SharedAnswer | GatewayError | None
 """The result of a call: a whole answer, one that is being relayed, or an error; None: nothing that another call could share."""
 
@@ -40,7 +43,7 @@ class RepeatedCalls(CallFeature):
         self._clock = clock
         self._accounts = accounts
         self._flights = flights
-        self._buckets: list[dict[int, Call]] = [{} for _ in range(BUCKETS_BY_LENGTH)]  # by identity, the oldest first
+        self._buckets: list[dict[int, Entered]] = [{} for _ in range(BUCKETS_BY_LENGTH)]
         self._ends: dict[int, asyncio.Future[Ended]] = {}  # of those that are followed; these are in no bucket
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
@@ -49,7 +52,7 @@ class RepeatedCalls(CallFeature):
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to the call, or that of the call that it repeats."""
-        original = self.enter(call)
+        original, length = self.enter(call), len(call.body)
         ended: Ended = None
         try:
             if original is not None:
@@ -78,7 +81,7 @@ class RepeatedCalls(CallFeature):
             ended.__cause__ = defect
             raise
         finally:
-            self.leave(call, ended)
+            self.leave(call, length, ended)
             ended = None  # this frame is part of the error's traceback: together they would be a reference cycle
 
     async def _repeated(self, call: Call, original: Call) -> Reply | None:
@@ -97,13 +100,15 @@ class RepeatedCalls(CallFeature):
     def enter(self, call: Call) -> Call | None:
         """Notes the call; returns the original that it repeats, if that is running and has no follower."""
         bucket = self._buckets[len(call.body) % BUCKETS_BY_LENGTH]
-        original = next((one for one in bucket.values() if _repeats(call, one)), None) if call.sdk_retry else None
-        bucket[id(call)] = call
+        originals = (one for one, body in bucket.values() if body == call.body and _repeats(call, one))
+        original = next(originals, None) if call.sdk_retry else None
+        bucket[id(call)] = call, call.body
         return original
 
-    def leave(self, call: Call, ended: Ended) -> None:
-        """Removes a call that has ended, or whose answer has begun; its follower gets the result."""
-        self._buckets[len(call.body) % BUCKETS_BY_LENGTH].pop(id(call), None)
+    def leave(self, call: Call, length: int, ended: Ended) -> None:
+        """Removes a call that came with a body of `length` bytes, as it has ended, or its answer has begun; its follower
+        gets the result."""
+        self._buckets[length % BUCKETS_BY_LENGTH].pop(id(call), None)
         if self._ends:
             end = self._ends.pop(id(call), None)
             if end is not None and not end.done():
@@ -131,8 +136,9 @@ class RepeatedCalls(CallFeature):
     async def _end_of(self, original: Call, call: Call) -> Ended:
         end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._ends[id(original)] = end
-        bucket = self._buckets[len(original.body) % BUCKETS_BY_LENGTH]
-        del bucket[id(original)]
+        # The original's own body may have been changed meanwhile, by a feature behind this one.
+        bucket = self._buckets[len(call.body) % BUCKETS_BY_LENGTH]
+        entered = bucket.pop(id(original))
         since = self._clock.monotonic()
         timer = self._clock.call_at(call.deadline, lambda: _time_is_up(end)) if call.deadline_is_callers else None
         original.followers += 1
@@ -144,7 +150,7 @@ class RepeatedCalls(CallFeature):
             if timer is not None:
                 timer.cancel()
             if self._ends.pop(id(original), None) is not None:  # it goes on, and may be followed again
-                bucket[id(original)] = original
+                bucket[id(original)] = entered
                 # Its own client has left, and this was the last call that waited for its answer.
                 if original.left and not original.followers and original.server is not None:
                     original.server.cancel(CLIENT_GONE)
@@ -153,8 +159,7 @@ class RepeatedCalls(CallFeature):
 def _repeats(call: Call, earlier: Call) -> bool:
     """Returns whether the call is the earlier one, sent again by the same caller."""
     return (
-        len(call.body) == len(earlier.body)
-        and call.key.name == earlier.key.name
+        call.key.name == earlier.key.name
         and call.sdk_retry > earlier.sdk_retry
         and call.tenant == earlier.tenant
         and call.credential == earlier.credential
@@ -162,7 +167,6 @@ def _repeats(call: Call, earlier: Call) -> bool:
         and call.method == earlier.method
         and call.path == earlier.path
         and call.query == earlier.query
-        and call.body == earlier.body
         and _telling(call.headers) == _telling(earlier.headers)
     )
 

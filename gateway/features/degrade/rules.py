@@ -56,8 +56,8 @@ DEGRADE: Final[Setting[LatencyRules | None]] = Setting("degrade", None)
 
 
 @dataclass(frozen=True, slots=True)
-class LoweredCall:
-    """What of a call was lowered."""
+class DegradedRequest:
+    """A request that asks for less than its client did."""
 
     body: bytes
     fields: tuple[str, ...]
@@ -65,9 +65,9 @@ class LoweredCall:
     """The most tokens that its answer may have now; None: nobody says."""
 
 
-def lowered(
+def degraded_request(
     endpoint: str, body: bytes, parsed: Mapping[str, Any], max_tokens: int | None, rules: LatencyRules
-) -> LoweredCall | None:
+) -> DegradedRequest | None:
     """Returns the call with its fields lowered; None: it asks for no more than that, or its endpoint has none of them."""
     allowed = FIELDS_AT.get(endpoint, frozenset())
     inside = INSIDE.get(endpoint, {})
@@ -100,7 +100,7 @@ def lowered(
         return None
     now = [value for value in changed.values() if isinstance(value, int)]
     fields = tuple(".".join(inside[field]) if field in inside else field for field in changed)
-    return LoweredCall(body, fields, min([*now, *([] if max_tokens is None else [max_tokens])], default=None))
+    return DegradedRequest(body, fields, min([*now, *([] if max_tokens is None else [max_tokens])], default=None))
 
 
 def _value_in(parsed: Mapping[str, Any], path: tuple[str, str] | None, field: str) -> object:

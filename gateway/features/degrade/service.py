@@ -6,15 +6,18 @@ say, and no longer when all are well below that again. It looks about once a sec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import orjson
 
 from gateway.core.admission.gates import Gates
-from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve
+from gateway.core.call import Call, CallFeature, CallRecord, Headers, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
-from gateway.features.degrade.rules import DEGRADE, LatencyRules, lowered
+from gateway.core.errors import GatewayError
+from gateway.features.degrade.rules import DEGRADE, DegradedRequest, LatencyRules, degraded_request
 
+DEGRADED: Final[Slot[DegradedRequest]] = Slot("degraded")
 LOOK_AGAIN_S = 1.0
 RECENT_S = 300.0
 """Older times than these tell nothing of now."""
@@ -27,13 +30,15 @@ change back and forth.
 class SlowModels(CallFeature):
     """Watches the models whose calls may be degraded, and has these calls ask for less while their model is slow."""
 
-    __slots__ = ("_clock", "_gates", "_seen")
+    __slots__ = ("_clock", "_count", "_gates", "_seen")
 
     options: frozenset[bytes] = frozenset()
 
-    def __init__(self, clock: Clock, gates: Gates) -> None:
+    def __init__(self, clock: Clock, gates: Gates, count: Callable[[str], None]) -> None:
+        """`count` is called with the model's name for each call that has asked for less."""
         self._clock = clock
         self._gates = gates
+        self._count = count
         self._seen: dict[str, tuple[float, bool]] = {}
         """By model, when to look again, and whether it is slow; as many as the config has."""
 
@@ -41,22 +46,41 @@ class SlowModels(CallFeature):
         """Returns itself for the calls of models that have rules."""
         return None if DEGRADE.of(facts.model) is None else self
 
-    def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
-        """Returns the reply to the call, which may ask its provider for less."""
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Returns the reply to the call, which asks its provider for less while its model is slow."""
         rules = DEGRADE.of(call.model)
-        if rules is not None:
-            self._degrade(call, rules)
-        return next(call)
+        degraded = None if rules is None else self._degraded(call, rules)
+        if degraded is None:
+            return await next(call)
+        DEGRADED.put(call, degraded)
+        as_it_came = call.body, call.parsed, call.max_tokens
+        call.body, call.parsed, call.max_tokens = degraded.body, None, degraded.max_tokens
+        try:
+            return await next(call)
+        except GatewayError:
+            call.body, call.parsed, call.max_tokens = as_it_came  # it may become a job, which asks for all of it
+            raise
 
-    def _degrade(self, call: Call, rules: LatencyRules) -> None:
-        """Has the call ask its provider for less, if its model is slow; its body stays as its caller sent it."""
+    def headers(self, call: Call, headers: Headers) -> None:
+        """Appends the fields that were lowered."""
+        degraded = DEGRADED.find(call)
+        if degraded is not None:
+            headers.append((b"x-gateway-degraded", ", ".join(degraded.fields).encode()))
+
+    def closed(self, record: CallRecord) -> Mapping[str, object] | None:
+        """Counts a call that asked for less; returns the fields that were lowered."""
+        degraded = DEGRADED.find(record.call)
+        if degraded is None:
+            return None
+        self._count(record.call.model.name)
+        return {"degraded": list(degraded.fields)}
+
+    def _degraded(self, call: Call, rules: LatencyRules) -> DegradedRequest | None:
+        """Returns the request with its fields lowered; None: its model is fast enough, or it asks for no more than that."""
         if call.large is not None or call.endpoint.request != "json" or not self._is_slow(call, rules):
-            return
+            return None
         parsed = orjson.loads(call.body) if call.parsed is None else call.parsed
-        found = lowered(call.endpoint.name, call.body, parsed, call.max_tokens, rules)
-        if found is not None:
-            call.lowered = found
-            call.max_tokens = found.max_tokens
+        return degraded_request(call.endpoint.name, call.body, parsed, call.max_tokens, rules)
 
     def _is_slow(self, call: Call, rules: LatencyRules) -> bool:
         now = self._clock.monotonic()

@@ -156,7 +156,7 @@ class Groups(CallFeature):
 
     __slots__ = ("_admission", "_attempts", "_clock", "_meter", "_open", "_running")
 
-    options: frozenset[bytes] = frozenset((b"batch-group",))
+    options: frozenset[bytes] = frozenset((b"group",))
 
     def __init__(self, clock: Clock, meter: Meter, admission: Admission, attempts: Attempts) -> None:
         self._clock = clock

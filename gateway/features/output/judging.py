@@ -238,7 +238,6 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         denied=None,
         replay=None,
         objects=None,
-        lowered=None,
         not_expressible=None,
         output_check=None,
     )

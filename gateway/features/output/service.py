@@ -93,7 +93,7 @@ class Outputs(CallFeature):
 
     __slots__ = ("_admission", "_attempts", "_clock", "_judge", "_meter", "_repairs", "_schemas", "_watch")
 
-    options: frozenset[bytes] = frozenset((b"batch-output",))
+    options: frozenset[bytes] = frozenset((b"output",))
 
     def __init__(
         self, clock: Clock, meter: Meter, admission: Admission, attempts: Attempts, watch: AttemptDeadlines

@@ -58,6 +58,8 @@ class ReusePlan:
 
     caching: Caching
     directives: Directives
+    body: bytes = b""
+    """The body of which the keys are made."""
     record: bytes = b""
     fingerprint: bytes = b""
     exact: bytes = b""
@@ -107,7 +109,7 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     directives = ANYTHING if call.cache_control is None else read_directives(call.cache_control)
     if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
         return None
-    plan = ReusePlan(caching, directives, is_kept=is_kept)
+    plan = ReusePlan(caching, directives, call.body, is_kept=is_kept)
     if parsed is not None and (is_shared or is_kept or means):
         plan.exact = exact_key(call, parsed, caching)
         has_own_rule = call.output is not call.model.output  # the model's own is part of its version
@@ -391,7 +393,7 @@ class ReuseLayers:
     def _keep_answer(self, call: Call, plan: ReusePlan, reply: Reply, body: bytes) -> None:
         """Stores an answer for equal requests, and for questions that mean the same."""
         query = plan.semantic
-        if not (plan.is_kept or query is not None) or not is_worth_keeping(call, reply, body):
+        if not (plan.is_kept or query is not None) or not is_worth_keeping(call, plan, reply, body):
             return
         wall, rule = self._clock.wall(), plan.caching.exact
         kept = keep_answer(call, reply, body, wall)
@@ -465,9 +467,9 @@ def is_terminal(call: Call, status: int) -> bool:
     return is_success(call, status) or (400 <= status < 500 and call.outcome in SAME_AGAIN)
 
 
-def is_worth_keeping(call: Call, reply: Reply, body: bytes) -> bool:
+def is_worth_keeping(call: Call, plan: ReusePlan, reply: Reply, body: bytes) -> bool:
     """Returns whether other calls may get the answer: a complete one that is marked as complete itself."""
-    if call.lowered is not None:  # others did not ask for less
+    if call.body is not plan.body:  # a feature has changed what was asked for: it is no answer to the question
         return False
     return is_success(call, reply.status) and ends_well(call.endpoint.name, is_stream(reply.shared), body)
 

@@ -158,7 +158,7 @@ class StepCalls(CallFeature):
     async def _run(self, own: SharedAnswer, ask: StepRequest, record: bytes, next: Serve) -> None:
         """Gets the step's answer, from the store or by running its call, and has it kept."""
         call = own.call
-        claim = ReusePlan(call.model.caching, ANYTHING, record=record, fingerprint=own.fingerprint)
+        claim = ReusePlan(call.model.caching, ANYTHING, call.body, record=record, fingerprint=own.fingerprint)
         lease: RecordClaim | None = None
         with self._flights.leading(own):
             try:

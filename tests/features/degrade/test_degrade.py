@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.degrade.rules import BOUNDS, SCALES, LatencyRules, lowered
+from gateway.features.degrade.rules import BOUNDS, SCALES, LatencyRules, degraded_request
 
 RULES = LatencyRules(10.0, {"reasoning_effort": "low", "max_completion_tokens": 512})
 
 
 def lower(body: dict[str, Any], endpoint: str = "chat", rules: LatencyRules = RULES) -> dict[str, Any] | None:
     raw = orjson.dumps(body)
-    found = lowered(endpoint, raw, body, body.get("max_completion_tokens"), rules)
+    found = degraded_request(endpoint, raw, body, body.get("max_completion_tokens"), rules)
     return None if found is None else {name: orjson.loads(found.body)[name] for name in found.fields}
 
 
@@ -68,7 +68,7 @@ def test_an_endpoint_gets_only_fields_that_it_has() -> None:
 )
 def test_responses_say_it_in_their_own_words(asked: dict[str, Any], lower_to: dict[str, Any] | None) -> None:
     body = {"model": "m", **asked}
-    found = lowered("responses", orjson.dumps(body), body, None, RULES)
+    found = degraded_request("responses", orjson.dumps(body), body, None, RULES)
     assert (None if found is None else orjson.loads(found.body)) == (lower_to and {**body, **lower_to})
     if found is not None:
         names = {"reasoning.effort" if one == "reasoning" else one for one in lower_to or ()}
@@ -89,7 +89,7 @@ def test_messages_say_it_in_their_own_words(asked: dict[str, Any], lower_to: dic
     """An effort that is not named is not, since not every model knows one; what it thinks stays below the bound."""
     body = {"model": "m", **asked}
     for effort in ("none", "low"):
-        found = lowered(
+        found = degraded_request(
             "messages", orjson.dumps(body), body, None, replace(RULES, set={**RULES.set, "reasoning_effort": effort})
         )
         assert (None if found is None else orjson.loads(found.body)) == (lower_to and {**body, **lower_to})
@@ -111,7 +111,7 @@ bodies = st.dictionaries(st.sampled_from((*SCALES, *BOUNDS, "messages", "metadat
 )
 def test_nothing_is_raised_and_nothing_else_touched(body: dict[str, Any], wanted: dict[str, Any]) -> None:
     raw = orjson.dumps(body)
-    found = lowered("chat", raw, body, None, LatencyRules(1.0, wanted))
+    found = degraded_request("chat", raw, body, None, LatencyRules(1.0, wanted))
     after = body if found is None else orjson.loads(found.body)
     fields = () if found is None else found.fields
     assert {name: value for name, value in after.items() if name not in fields} == {

@@ -9,6 +9,7 @@ import orjson
 from gateway.core.snapshot import with_settings
 from gateway.features.degrade.rules import DEGRADE, LatencyRules
 from gateway.features.reuse.rules import Caching
+from tests.features.test_sdk_retries import begin, gated
 from tests.support.flow import Bench, ScriptedUpstream, whole
 
 RULES = LatencyRules(10.0, {"reasoning_effort": "low", "max_completion_tokens": 512})
@@ -44,4 +45,21 @@ def test_a_slow_model_is_asked_for_less_until_it_is_well_below_again() -> None:
         assert seen[-1] == plain, "what was long ago tells nothing of now"
 
     asyncio.run(story())
-    assert {account.call.body for account in bench.meter.accounts} == {BODY}, "who repeats it is known by what it sent"
+
+
+async def test_the_retry_of_a_lowered_call_is_known_by_what_its_client_sent() -> None:
+    """The model becomes slow between the two, so only one of them is lowered: they are the same call all the same."""
+    gate, script = gated()
+    bench = Bench([ScriptedUpstream(script)], caching=Caching())
+    model = with_settings(bench.policy.models["m"], {DEGRADE: RULES})
+
+    first = await begin(bench, model=model, body=BODY)
+    latency = bench.admission.gates.line(model.targets[0], bench.call()).gate.health.whole_answer
+    for _ in range(2000):
+        latency.observe(12.0, bench.clock.now)
+    bench.clock.now += 2
+    again = await begin(bench, model=model, body=BODY, sdk_retry=1)
+    gate.set()
+
+    assert (await first)[1] == (await again)[1]
+    assert len(bench.upstreams[0].sent) == 1

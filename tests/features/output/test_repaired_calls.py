@@ -18,7 +18,6 @@ from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Model, Rates, Target
-from gateway.features.degrade.rules import LoweredCall
 from gateway.features.output.rules import AtLast, OutputRule
 from gateway.features.output.schema import compile_schema
 from gateway.features.output.service import OutputInvalid
@@ -172,13 +171,10 @@ async def test_a_repair_takes_the_place_of_the_text_and_all_that_was_used_is_tol
 
 
 async def test_a_repair_asks_for_itself_whatever_was_made_of_its_call() -> None:
-    """What the call asked for because its model is slow, and who cannot be told it, is not the repair's."""
+    """The targets that cannot express the call are not the repair's."""
     bench = bench_of(whole(answer(BAD)), repairs=[whole(answer(GOOD))])
-    lowered = LoweredCall(BODY, ("max_completion_tokens",), 100)
     not_expressible = {"h/big": InvalidRequest("It has no word for that.")}
-    _, body = await bench.serve(
-        output=replace(RULE, repair_with="helper"), body=BODY, lowered=lowered, not_expressible=not_expressible
-    )
+    _, body = await bench.serve(output=replace(RULE, repair_with="helper"), body=BODY, not_expressible=not_expressible)
     assert text_of(body) == GOOD
     assert b"secret" in bytes(bench.helper.sent[0].body)
 
