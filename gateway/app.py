@@ -37,6 +37,7 @@ from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
+from gateway.core.call import CallProduct
 from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
 from gateway.core.config.describe import describe
 from gateway.core.config.fields import SQLITE, is_loopback
@@ -90,6 +91,7 @@ from gateway.products.jobs.upkeep import CountedEnds
 from gateway.products.jobs.webhooks.http import webhook_routes
 from gateway.products.jobs.webhooks.outward import AddressGuard, open_outwards
 from gateway.products.jobs.webhooks.rules import deliveries_of
+from gateway.products.pipelines.http import PipelineAnswers
 from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
 from gateway.products.realtime.service import RealtimeSessions
 from gateway.products.realtime.upstream import SocketWire
@@ -416,14 +418,15 @@ class Gateway:
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         """Binds the ports: that of calls, but for a process that takes none, and that of operators, where it is apart."""
         meter, jobs = self._telemetry, self._jobs
-        responses = None
+        accounts, readers = self._pipeline.accounts, EventReaders()
+        around: list[CallProduct] = [
+            PipelineAnswers(jobs.service if jobs else None, accounts, jobs.clock if jobs else self._clock)
+        ]
         if jobs is not None:
-            responses = ResponseEndpoint(self._pipeline.handle, jobs.responses, jobs.foreground, EventReaders())
-        edge = Edge(
-            *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
-            async_answers=None if jobs is None else AsyncAnswers(jobs.service, jobs.clock, meter.jobs),
-            responses=responses,
-        )
+            around.append(AsyncAnswers(jobs.service, accounts, jobs.clock, meter.jobs))
+            around.append(ResponseEndpoint(accounts, jobs.responses, jobs.foreground, readers))
+        self._pipeline.install((*around, *self._products.in_order()))
+        edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
         health = health_routes(
             self._inflight,
             self._shared.health if self._shared else lambda: None,
@@ -435,7 +438,7 @@ class Gateway:
         durable = [
             *durable_routes(
                 *(self._policies, jobs, self._make_call, self._pipeline.handle),
-                EventReaders() if responses is None else responses.readers,
+                readers,
                 Served(edge, OTHER),
                 edge.intake.read_counted,
             ),

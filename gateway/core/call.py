@@ -245,6 +245,10 @@ class Call:
     """The hooks of its route; None: it was made inside the process, and `Pipeline.handle` compiles them."""
     slots: dict[Slot[Any], Any] | None = None
     """The state of the features that take part in it; None: there is none yet."""
+    is_begun: bool = False
+    """The head of its answer has gone out, with comments behind it: no other status can follow."""
+    is_withdrawn: bool = False
+    """A job was made of it, or it was refused before it was a call: nothing of it is booked."""
     is_led: bool = False
     """A feature serves it in a task of its own, which closes its account."""
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import partial
 from typing import Any
 
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
-from gateway.core.errors import AdmissionDenied, BodyTimeout, GatewayError, InternalError, ShuttingDown, drop_frames
+from gateway.core.errors import BodyTimeout, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.http.writing import (
     AnyCycle,
     ClientGone,
@@ -27,7 +26,7 @@ from gateway.core.http.writing import (
     start_stream,
     write_whole,
 )
-from gateway.core.intake import AT_ONCE, EVENT_STREAM, InFlight, Intake, ServedRequest
+from gateway.core.intake import EVENT_STREAM, InFlight, Intake, ServedRequest
 from gateway.core.ledger import answer_headers
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter
@@ -38,9 +37,6 @@ from gateway.core.types import Endpoint
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.dialects.conversion import as_stream
 from gateway.features.reuse.layers import wants_usage
-from gateway.products.jobs.calls import ServeCall
-from gateway.products.jobs.respond_async import AsyncAnswers
-from gateway.products.responses.http import ResponseEndpoint
 
 # --- answers on their way out: whole, in parts, or as events of a stream whose head went while its call waited ---
 
@@ -138,16 +134,9 @@ class Edge:
         inflight: InFlight,
         overload: Shedding | None = None,
         keepalive: KeepAlive | None = None,
-        async_answers: AsyncAnswers | None = None,
-        responses: ResponseEndpoint | None = None,
     ) -> None:
-        """Whoever gives `overload` and `keepalive` also feeds and sweeps them; without, nothing is shed or kept alive.
-
-        Without `async_answers` nobody is answered with a job; without `responses` none are kept here.
-        """
-        self.responses = responses
+        """Whoever gives `overload` and `keepalive` also feeds and sweeps them; without, nothing is shed or kept alive."""
         self._pipeline = pipeline
-        self._async_answers = async_answers
         self._keepalive = KeepAlive() if keepalive is None else keepalive
         self._meter = meter
         self._clock = clock
@@ -169,32 +158,15 @@ class Edge:
         try:
             # Most bodies are here with their head, and small: `take` makes the call of these without a turn of the loop.
             call = self.intake.take(served) or await self.intake.wait(served)
-            try:
-                handle = self._pipeline.handle if served.plan.is_plain else self._handle_of(served)
-                if served.wait_s is not None and self._async_answers is not None:
-                    reply = await self._respond(self._async_answers, served, call, served.wait_s)
-                elif (
-                    call.idempotency_key is not None
-                    and self._async_answers is not None
-                    and (repeated := await self._async_answers.repeated(call)) is not None
-                ):
-                    reply = repeated
-                elif not call.stream:
-                    if served.plan.takes_interim and cycle.http_version == "1.1":  # no 1xx to HTTP/1.0 (RFC 9110, 15.2)
-                        reply = await self._handle_alive(call, served.interim, handle)
-                    else:
-                        reply = await handle(call)
-                elif served.plan.takes_comments:
-                    reply = await self._handle_alive(call, served.comment, handle)
+            if not call.stream:
+                if served.plan.takes_interim and cycle.http_version == "1.1":  # no 1xx to HTTP/1.0 (RFC 9110, 15.2)
+                    reply = await self._handle_alive(call, served.interim)
                 else:
-                    reply = await handle(call)
-            except AdmissionDenied as refusal:
-                # A job may take the place of a call that is refused now; not of one that is answered at once or never.
-                is_step = call.part is not None and call.part.step is not None
-                is_no_job = is_step or call.endpoint.name in AT_ONCE
-                if self._async_answers is None or served.kept_alive or is_no_job:
-                    raise
-                reply = await self._async_answers.in_place_of(call, refusal)
+                    reply = await self._pipeline.handle(call)
+            elif served.plan.takes_comments:
+                reply = await self._handle_alive(call, served.comment)
+            else:
+                reply = await self._pipeline.handle(call)
             if reply.chunks is None and not call.stream and not cycle.flow.write_paused:
                 # The usual answer: one write, and no client to wait for.
                 served.started = True
@@ -231,34 +203,17 @@ class Edge:
 
     async def answer(self, served: ServedRequest) -> Reply:
         """The answer to a request that did not come by HTTP, to be given by whoever asks. Raises GatewayError."""
-        call = self.intake.take(served) or await self.intake.wait(served)
-        if served.wait_s is not None and self._async_answers is not None:
-            return await self._respond(self._async_answers, served, call, served.wait_s)
-        return await (self._pipeline.handle if served.plan.is_plain else self._handle_of(served))(call)
+        return await self._pipeline.handle(self.intake.take(served) or await self.intake.wait(served))
 
-    def _handle_of(self, served: ServedRequest) -> ServeCall:
-        """What serves a call that is not plain."""
-        if served.plan.keeping is not None and self.responses is not None:
-            return partial(self.responses.handle, served)
-        return self._pipeline.handle
-
-    async def _handle_alive(self, call: Call, comment: Callable[[bytes], bool], handle: ServeCall) -> Reply:
-        """As `handle`, and signs of life for the client who waits."""
+    async def _handle_alive(self, call: Call, comment: Callable[[bytes], bool]) -> Reply:
+        """Serves the call, and sends its client signs of life while it waits."""
         call.comment = comment
         self._keepalive.begin(call, call.received_at)
         try:
-            return await handle(call)
+            return await self._pipeline.handle(call)
         finally:
             self._keepalive.end(call)
             call.comment = None  # it leads back to the call: what goes round in a circle is left to the collector
-
-    async def _respond(self, answers: AsyncAnswers, served: ServedRequest, call: Call, wait_s: float) -> Reply:
-        """The answer of a call that is a job; a caller who wants the events of a pipeline's gets comments meanwhile."""
-        if call.model.pipeline is None or not call.stream:
-            return await answers.respond(call, served.cycle.index, wait_s)
-        return await self._handle_alive(
-            call, served.comment, lambda call: answers.respond(call, served.cycle.index, wait_s)
-        )
 
     async def _refuse(self, served: ServedRequest, error: GatewayError) -> None:
         """Answer with an error; when the answer has begun it is too late, and the connection breaks off."""

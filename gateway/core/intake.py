@@ -64,8 +64,6 @@ from gateway.features.runs.step import (
     without_own_baggage,
 )
 from gateway.products.jobs.model import JobsOff
-from gateway.products.jobs.request import responds_async
-from gateway.products.pipelines.http import await_run
 
 if TYPE_CHECKING:
     from gateway.core.call import Call
@@ -241,7 +239,6 @@ class ServedRequest(Serving):
         "policy",
         "request_id",
         "started",
-        "wait_s",
     )
 
     # Known once the caller is, and the last of them once the body is read.
@@ -263,8 +260,6 @@ class ServedRequest(Serving):
         """The head has gone out, with comments behind it."""
         self.started = False
         """The answer to the request is on its way."""
-        self.wait_s: float | None = None
-        """The client takes a job for an answer, after it has waited so long; None: it wants the answer itself."""
 
     @property
     def payer(self) -> str:
@@ -286,6 +281,8 @@ class ServedRequest(Serving):
         comment = b": %b%b" % (text, comment_end(cycle.index))
         if not self.kept_alive:
             self.kept_alive = True
+            if self.call is not None:
+                self.call.is_begun = True
             own_id = self.request_id.encode()
             headers = [*EVENT_STREAM, (b"x-gateway-request-id", own_id), (b"x-request-id", own_id)]
             if cycle.endpoint.sse == "messages":
@@ -677,18 +674,15 @@ class Intake:
             served.task,
             plan.output,
         )
-        call.hooks = plan.hooks
+        call.hooks = hooks = plan.hooks
         asks_by_metadata = peeked.metadata is not None
         if served.has_options or asks_by_metadata:
             asked = self._pipeline.options.intersection(index)
             if asks_by_metadata:
                 asked |= {METADATA}
             if asked:
-                call.hooks = self._hooks_for(plan, asked)
+                call.hooks = hooks = self._hooks_for(plan, asked)
         if served.has_options:
-            if b"prefer" in index and policy.jobs.is_on and endpoint.request != "any" and endpoint.name not in AT_ONCE:
-                wait_s = responds_async(headers)
-                served.wait_s = served.wait_s if wait_s is None else wait_s
             if b"x-gateway-strict" in index:
                 call.model = request_fields.strictly(call.model, index)
             call.sdk_retry = request_fields.sdk_retry(index)
@@ -702,6 +696,9 @@ class Intake:
                 self._find_part(call, index, peeked.metadata)
         elif peeked.metadata is not None or key.workflow:
             self._find_part(call, index, peeked.metadata)
+        if hooks is not None:
+            for read in hooks.read:
+                read(call, index)
         return call
 
     def hung_up(self, served: ServedRequest) -> None:
@@ -778,9 +775,6 @@ class Intake:
         if endpoint.request != "any" and name:
             model = request_fields.find_model(policy, key, name)
             plan = self._plan(policy, key, model, endpoint, is_callers=is_callers)
-            if model.pipeline is not None:  # not remembered: each of its calls comes by here, and no other is asked
-                served.wait_s = await_run(policy, name)
-                return plan
             plans.remember((key.digest, name, endpoint.name, is_callers), plan)
             return plan
         scope = served.cycle.scope

@@ -108,7 +108,7 @@ class Accounts:
 
         `estimated_usd` is the part of the cost that rests on estimates; None: all of it where the usage is an estimate.
         """
-        if call.settled:
+        if call.settled or call.is_withdrawn:
             return
         # Set before the release and the books: whatever fails there, no second try closes the account again.
         call.settled = True
@@ -140,7 +140,7 @@ class Accounts:
     ) -> None:
         """Closes the account of a call that was cancelled; what its attempt in flight may have used is priced, and teaches the
         limits nothing."""
-        if call.settled:
+        if call.settled or call.is_withdrawn:
             return
         # Settling ends the attempt, and only an attempt in flight gets a price: first this, then that.
         target, usage = self._price_unfinished(call, self._clock.monotonic())
@@ -151,6 +151,12 @@ class Accounts:
         finally:
             status = CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status
             self._book(call, status, outcome, target, usage)
+
+    def withdraw(self, call: Call) -> None:
+        """Takes back that the call was opened: it is answered without being one, or refused, and nothing of it is booked."""
+        if not call.settled and not call.is_withdrawn:
+            call.is_withdrawn = True
+            self._meter.withdrew()
 
     @contextmanager
     def closing(self, call: Call) -> Iterator[None]:

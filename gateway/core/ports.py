@@ -31,6 +31,10 @@ class Meter(Protocol):
         """Counts a call that has left the delay queue, for whatever reason."""
         ...
 
+    def withdrew(self) -> None:
+        """A call that began has become something else, and is not booked as one."""
+        ...
+
     def settled(self, record: CallRecord) -> None:
         """Books one call that has ended: counts, tokens, money, times, and its log line."""
         ...

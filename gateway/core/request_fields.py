@@ -53,8 +53,6 @@ from gateway.core.snapshot import Key, Model, PolicySnapshot, for_key
 from gateway.core.types import LANES, PASSTHROUGH, Endpoint, Lane, RawHeaders
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.runs import step
-from gateway.products.responses.keeping import keeping_of
-from gateway.products.responses.rules import Keeping
 
 MOST_PLANS = 4096
 """The most plans of one snapshot: under a pattern clients choose the names, and there is no end of them."""
@@ -86,10 +84,6 @@ class RoutePlan:
     """True if a stream that waits may get comments."""
     takes_interim: bool
     """True if a call that is no stream and waits may get interim responses."""
-    is_plain: bool
-    """True if its calls are served as they come: nobody keeps their responses."""
-    keeping: Keeping | None
-    """Who keeps the responses of its calls; None: they make none, or it is none of the gateway's business."""
     output: OutputRule | None
     """What the answers have to be, by the model's policy; None: whatever they are."""
     facts: RouteFacts
@@ -107,7 +101,6 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         going_to = (*model.plan, *model.context_plan)
         # beside a provider's own key these headers would name another's account
         passes_account = all(policy.providers[target.provider].is_callers for target in going_to)
-    keeping = keeping_of(policy, key, model, endpoint)
     waits_as_client = policy.waits_as_clients and key.lane == "interactive" and not key.is_lane_chosen
     return RoutePlan(
         endpoint=endpoint,
@@ -120,8 +113,6 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         is_restricted=key.allows is not None,
         takes_comments=(endpoint.usage_option or endpoint.sse != "chat") and endpoint.sse != "generate",
         takes_interim=model.holding.interim is not None,
-        is_plain=keeping is None,
-        keeping=keeping,
         output=model.output if endpoint.name in CHECKED else None,
         facts=RouteFacts(policy, key, model, endpoint, is_callers),
     )

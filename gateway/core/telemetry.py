@@ -316,6 +316,10 @@ class Telemetry(Collector):
         """A call has left the delay queue."""
         self._metrics.waits.observe((lane,), seconds)
 
+    def withdrew(self) -> None:
+        """A call has become something else."""
+        self._metrics.in_flight.values[()] -= 1
+
     def settled(self, record: CallRecord) -> None:
         """One call has ended; it is counted and logged with the next batch."""
         self._metrics.in_flight.values[()] -= 1

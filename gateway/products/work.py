@@ -116,8 +116,8 @@ class JobWork:
         self.responses = ResponseService(
             engine, clock, self.service.watchers, self._buffers, rules, self.rules_of, price_of, draw
         )
-        self.foreground = ForegroundResponses(serve, self.responses, clock.wall)
-        self._server = CallServer(make_call, self.foreground.handle_stored, clock, is_holding)
+        self.foreground = ForegroundResponses(self.responses, clock.wall)
+        self._server = CallServer(make_call, serve, clock, is_holding)
         self._response_server = CallServer(make_call, serve, clock, is_holding)
         self.batches = BatchService(store, reader, self.service.watchers, clock, rules, draw)
         self.dead = DeadLetterService(store, reader, blobs, clock, rules, draw, self._usd_of)

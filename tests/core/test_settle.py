@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Call, CallRecord
 from gateway.core.clock import Timer
+from gateway.core.errors import GatewayError
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, lossy_header, overhead_s
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Rates, Target
 from gateway.core.types import Attempt, Clocks, Endpoint, Gap, How, Upstream, Usage
@@ -45,7 +46,7 @@ class Ledger:
     """A meter that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.calls_begun = 0
+        self.calls_begun = self.calls_withdrawn = 0
         self.records: list[CallRecord] = []
 
     def began(self) -> None:
@@ -53,6 +54,9 @@ class Ledger:
 
     def waited(self, lane: str, seconds: float) -> None:
         raise AssertionError("a call waited")
+
+    def withdrew(self) -> None:
+        self.calls_withdrawn += 1
 
     def settled(self, record: CallRecord) -> None:
         self.records.append(record)
@@ -101,6 +105,20 @@ def new_call(received_at: float = 0.0, attempts: list[Attempt] | None = None) ->
 
 def target(prices: dict[str, Rates], model: str | None = "gpt-4o-2024") -> Target:
     return Target("openai/x", "openai", model, cast("Upstream", None), Clocks(1, 1, 1, 1, 1), find_rates=prices.get)
+
+
+def test_a_call_that_becomes_a_job_is_not_booked() -> None:
+    """It was opened, so the calls in flight are told; what would close it later, or withdraw it again, changes nothing."""
+    ledger = Ledger()
+    accounts = Accounts(HandClock(), ledger, keep_all)
+    call = new_call()
+
+    accounts.opened()
+    accounts.withdraw(call)
+    accounts.withdraw(call)
+    accounts.settle_failed(call, GatewayError("no room"))
+
+    assert (ledger.calls_begun, ledger.calls_withdrawn, ledger.records) == (1, 1, [])
 
 
 def test_an_account_is_settled_once() -> None:

@@ -186,6 +186,9 @@ class Recorder:
     def waited(self, lane: str, seconds: float) -> None:
         self.waits.append((lane, seconds))
 
+    def withdrew(self) -> None:
+        pass
+
     def settled(self, record: CallRecord) -> None:
         self.accounts.append(record)
 

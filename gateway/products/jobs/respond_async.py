@@ -8,38 +8,88 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.core.call import Call, Reply
+from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
+from gateway.core.intake import AT_ONCE
+from gateway.core.ledger import Accounts
 from gateway.features.reuse.layers import IDEMPOTENT
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import DedupeConflict, Job, JobsUnavailable, StoredAnswer
-from gateway.products.jobs.request import read_option_headers
+from gateway.products.jobs.request import read_option_headers, responds_async
 from gateway.products.jobs.service import DegradedCalls, JobService
-from gateway.products.pipelines.http import PipelineAnswers
 
 log = logging.getLogger("gateway.jobs")
 APPLIED = (b"preference-applied", b"respond-async")
 
 
-class AsyncAnswers:
+PREFER, IDEMPOTENCY_KEY = b"prefer", b"idempotency-key"
+
+
+class AsyncRequest(NamedTuple):
+    """What a call says of the job that it asks to become."""
+
+    wait_s: float
+    """The seconds that its client waits before it takes a 202."""
+    headers: Mapping[bytes, bytes]
+
+
+ASYNC_REQUEST: Final[Slot[AsyncRequest]] = Slot("async_request")
+
+
+class AsyncAnswers(CallFeature):
     """Answers calls whose callers need not wait."""
 
-    def __init__(self, jobs: JobService, clock: Clock, meter: JobMeter | None = None) -> None:
+    options: frozenset[bytes] = frozenset((PREFER, IDEMPOTENCY_KEY))
+
+    def __init__(self, jobs: JobService, accounts: Accounts, clock: Clock, meter: JobMeter | None = None) -> None:
         self._jobs = jobs
+        self._accounts = accounts
         self._degraded = DegradedCalls(jobs)
-        self._pipelines = PipelineAnswers(jobs, clock)
         self._meter = meter
         self._clock = clock
 
-    async def respond(self, call: Call, index: Mapping[bytes, bytes], wait_s: float) -> Reply:
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for calls that ask for a job, or whose callers take one for an answer; not where it is answered at
+        once, or says a part of itself in its path."""
+        if facts.endpoint.name in AT_ONCE:
+            return None
+        return self if facts.key.accepts_202 or PREFER in asked else None
+
+    def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Reads whether the client takes a job for an answer."""
+        if PREFER in headers and call.endpoint.request != "any" and call.policy.jobs.is_on:
+            wait_s = responds_async([(PREFER, headers[PREFER])])
+            if wait_s is not None:
+                ASYNC_REQUEST.put(call, AsyncRequest(wait_s, headers))
+
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Returns the reply to a call that is a job, or has become one; else that of `next`."""
+        asked = ASYNC_REQUEST.find(call)
+        if asked is not None:
+            self._accounts.withdraw(call)  # its job makes the calls
+            call.comment = None  # its answer has a status of its own
+            return await self._respond(call, asked.headers, asked.wait_s)
+        if call.idempotency_key is not None and (repeated := await self._repeated(call)) is not None:
+            self._accounts.withdraw(call)
+            return repeated
+        try:
+            return await next(call)
+        except AdmissionDenied as refusal:
+            is_step = call.part is not None and call.part.step is not None
+            self._accounts.settle_failed(call, refusal)
+            # A job may take the place of a call that is refused now; not of one whose head has gone, nor of a step.
+            if call.is_begun or is_step:
+                raise
+            return await self._in_place_of(call, refusal)
+
+    async def _respond(self, call: Call, index: Mapping[bytes, bytes], wait_s: float) -> Reply:
         """Takes the call as a job, and answers within `wait_s`. Raises GatewayError as `JobService.accept` does."""
-        if call.model.pipeline is not None:
-            return await self._pipelines.respond(call, index, wait_s)
         options = read_option_headers(index, self._clock.wall(), self._clock.ahead_s)
         accepted = await self._jobs.accept(call, options)
         job, answer = await self._wait(accepted.job, min(wait_s, max(0.0, call.deadline - self._clock.monotonic())))
@@ -50,7 +100,7 @@ class AsyncAnswers:
             headers.append((b"x-gateway-debounced", b"%d" % accepted.debounced))
         return Reply(202, headers, orjson.dumps(show_job(job)))
 
-    async def in_place_of(self, call: Call, refusal: AdmissionDenied) -> Reply:
+    async def _in_place_of(self, call: Call, refusal: AdmissionDenied) -> Reply:
         """Takes a call that is refused as a job, and answers 202. Raises the refusal where that is not to be, or cannot."""
         rules, code = call.model.jobs.degrade, refusal.code or ""
         if not call.key.accepts_202 or call.lane not in rules.lanes or code not in rules.when:
@@ -68,7 +118,7 @@ class AsyncAnswers:
         headers = [*accepted_headers(job), (b"x-gateway-degraded", code.encode())]
         return Reply(202, headers, orjson.dumps(show_job(job)))
 
-    async def repeated(self, call: Call) -> Reply | None:
+    async def _repeated(self, call: Call) -> Reply | None:
         """Returns the place or the answer of the job that the call, sent before with its key, has become; None: none.
 
         Raises KeyReused where that was another request.

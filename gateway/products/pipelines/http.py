@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.core.call import Call, Reply
+from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
+from gateway.core.intake import AT_ONCE
+from gateway.core.ledger import Accounts
 from gateway.core.render import error_object
 from gateway.core.request_fields import RoutePlan
 from gateway.core.snapshot import PolicySnapshot
@@ -25,7 +27,7 @@ from gateway.features.runs.step import OTHERS
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.calls import StepOfRun
 from gateway.products.jobs.model import Job, JobsUnavailable, StoredAnswer
-from gateway.products.jobs.request import read_option_headers
+from gateway.products.jobs.request import read_option_headers, responds_async
 from gateway.products.jobs.service import JobService
 from gateway.products.pipelines.advance import RUN, PipelineUnfinished
 
@@ -35,31 +37,62 @@ MARGIN_S = 0.05
 """The seconds before its deadline at which a caller gets the answer that there is none yet."""
 
 
-def await_run(policy: PolicySnapshot, name: str) -> float:
-    """Returns how long a call to a pipeline waits where it does not say. Raises JobsUnavailable where there are no jobs."""
-    if not policy.jobs.is_on:
-        raise JobsUnavailable(
-            f"{name} is a pipeline, whose runs are jobs, and this gateway keeps none (jobs.store: off)."
-        )
-    return NO_PREFERENCE
+class RunRequest(NamedTuple):
+    """What a call to a pipeline says of the run."""
+
+    wait_s: float
+    """The seconds that its client waits before it takes a 202, or NO_PREFERENCE."""
+    headers: Mapping[bytes, bytes]
 
 
-class PipelineAnswers:
-    """Answers calls to pipelines."""
+RUN_REQUEST: Final[Slot[RunRequest]] = Slot("run_request")
 
-    def __init__(self, jobs: JobService, clock: Clock) -> None:
+
+class PipelineAnswers(CallFeature):
+    """Answers calls to pipelines: each is a run, and no provider is called for it."""
+
+    options: frozenset[bytes] = frozenset((b"prefer",))
+
+    def __init__(self, jobs: JobService | None, accounts: Accounts, clock: Clock) -> None:
+        """`jobs` keeps the runs; None: this gateway keeps none."""
         self._jobs = jobs
+        self._accounts = accounts
         self._clock = clock
 
-    async def respond(self, call: Call, index: Mapping[bytes, bytes], wait_s: float) -> Reply:
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself for models that are pipelines. Raises JobsUnavailable where there are no jobs."""
+        if facts.model.pipeline is None:
+            return None
+        if self._jobs is None or not facts.policy.jobs.is_on:
+            raise JobsUnavailable(
+                f"{facts.model.name} is a pipeline, whose runs are jobs, and this gateway keeps none (jobs.store: off)."
+            )
+        return self
+
+    def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Reads how long the client waits."""
+        wait_s = None
+        if b"prefer" in headers and call.endpoint.name not in AT_ONCE:
+            wait_s = responds_async([(b"prefer", headers[b"prefer"])])
+        RUN_REQUEST.put(call, RunRequest(NO_PREFERENCE if wait_s is None else wait_s, headers))
+
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Returns the answer of the run, or where it will be."""
+        asked = RUN_REQUEST.find(call)
+        if asked is None or self._jobs is None:
+            return await next(call)
+        self._accounts.withdraw(call)  # its steps are the calls
+        return await self._respond(self._jobs, call, asked.headers, asked.wait_s)
+
+    async def _respond(self, jobs: JobService, call: Call, index: Mapping[bytes, bytes], wait_s: float) -> Reply:
         """Begins a run and answers within `wait_s`, or until the call's deadline with NO_PREFERENCE.
 
         Raises GatewayError as `JobService.accept` does.
         """
         options = read_option_headers(index, self._clock.wall(), self._clock.ahead_s)
-        accepted = await self._jobs.accept(call, options)
+        accepted = await jobs.accept(call, options)
         left_s = max(0.0, call.deadline - self._clock.monotonic() - MARGIN_S)
-        job, answer = await self._wait(accepted.job, left_s if wait_s < 0 else min(wait_s, left_s))
+        job, answer = await self._wait(jobs, accepted.job, left_s if wait_s < 0 else min(wait_s, left_s))
         if answer is not None:
             return Reply(answer.status, stored_headers(job, answer), answer.body)
         if wait_s >= 0:
@@ -81,11 +114,11 @@ class PipelineAnswers:
         ]
         return Reply(late.status, headers, orjson.dumps({"error": error}))
 
-    async def _wait(self, job: Job, wait_s: float) -> tuple[Job, StoredAnswer | None]:
+    async def _wait(self, jobs: JobService, job: Job, wait_s: float) -> tuple[Job, StoredAnswer | None]:
         """Returns the run after `wait_s` or at its end, with its answer, if there is one."""
         try:
-            job = await self._jobs.wait(job, wait_s)
-            return await self._jobs.answer(job.id, job.tenant) if job.state.is_end else (job, None)
+            job = await jobs.wait(job, wait_s)
+            return await jobs.answer(job.id, job.tenant) if job.state.is_end else (job, None)
         except JobsUnavailable:  # it is taken, and goes on
             return job, None
 

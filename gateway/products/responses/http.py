@@ -7,28 +7,36 @@ where there is one. What is not there, or another tenant's, is answered in OpenA
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.core.call import Call, Reply
-from gateway.core.errors import InvalidRequest
+from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
+from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.http.writing import WholeResponse
-from gateway.core.intake import EVENT_STREAM, ServedRequest
+from gateway.core.intake import EVENT_STREAM
+from gateway.core.ledger import Accounts
 from gateway.core.openai.sse import comment_end
 from gateway.core.render import new_request_id
 from gateway.core.snapshot import Policies
 from gateway.features.runs.step import not_a_step
 from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents
-from gateway.products.jobs.calls import ServeCall
 from gateway.products.jobs.model import RESPONSE, Job, is_ours, list_page
 from gateway.products.jobs.request import read_option_headers
-from gateway.products.responses.rules import BackgroundRefused, listed, read_response_options, shown
+from gateway.products.responses.keeping import keeping_of
+from gateway.products.responses.rules import (
+    BackgroundRefused,
+    Keeping,
+    ResponseOptions,
+    listed,
+    read_response_options,
+    shown,
+)
 from gateway.products.responses.service import ForegroundResponses, ResponseService, body_of, refuse_unknown
 from gateway.products.routes import head_alone, limit_of, own_routes, tenant_of
 
@@ -37,45 +45,78 @@ COMMENT = b": nothing new"
 LOOK_AGAIN = b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)
 
 
-class ResponseEndpoint:
-    """Serves calls of Responses; `serve` is the pipeline's `handle`."""
+REQUEST_HEADERS: Final[Slot[Mapping[bytes, bytes]]] = Slot("request_headers")
+"""The headers of a call that came by the edge; a call of a job has none."""
+
+
+class ResponseEndpoint(CallFeature):
+    """Serves calls of Responses for which the gateway has a part in what is kept."""
+
+    options: frozenset[bytes] = frozenset()
 
     def __init__(
-        self, serve: ServeCall, service: ResponseService, foreground: ForegroundResponses, readers: EventReaders
+        self, accounts: Accounts, service: ResponseService, foreground: ForegroundResponses, readers: EventReaders
     ) -> None:
-        self._serve = serve
+        self._accounts = accounts
         self._service = service
         self._foreground = foreground
         self.readers = readers
 
-    async def handle(self, served: ServedRequest, call: Call) -> Reply:
-        """Serves a call whose route says who keeps its responses. Raises GatewayError."""
-        keeping = served.plan.keeping
-        wanted = read_response_options(call.parsed or await body_of(call))
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself where responses are kept, or are not to be."""
+        return None if keeping_of(facts.policy, facts.key, facts.model, facts.endpoint) is None else self
+
+    def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Takes the headers, which say more of a response in the background."""
+        REQUEST_HEADERS.put(call, headers)
+
+    async def serve(self, call: Call, next: Serve) -> Reply:
+        """Returns the reply to a call, kept if it is to be. Raises GatewayError."""
+        keeping = keeping_of(call.policy, call.key, call.model, call.endpoint)
         if keeping is None:
-            return await self._serve(call)
-        if not wanted.in_background:
-            return await self._foreground.handle(call, keeping, wanted)
+            return await next(call)
+        headers, has_begun = REQUEST_HEADERS.find(call), False
+
+        def begin(call: Call) -> Awaitable[Reply]:
+            nonlocal has_begun
+            has_begun = True
+            return next(call)
+
+        try:
+            wanted = read_response_options(call.parsed or await body_of(call))
+            # A call of a job is in the background already, whatever it says of that.
+            if not wanted.in_background or headers is None:
+                return await self._foreground.handle(call, keeping, wanted, begin)
+            if keeping == "provider" and _is_providers(call):
+                return await begin(call)
+            self._accounts.withdraw(call)  # its job makes the call
+            return await self._in_background(call, keeping, wanted, headers)
+        except GatewayError:
+            if not has_begun:  # what is refused here never was a call
+                self._accounts.withdraw(call)
+            raise
+
+    async def _in_background(
+        self, call: Call, keeping: Keeping, wanted: ResponseOptions, headers: Mapping[bytes, bytes]
+    ) -> Reply:
         if keeping == "never":
             raise BackgroundRefused(
                 "Nothing of this key's responses is kept, and one in the background has to be; send it without 'background'.",
                 param="background",
             )
-        if keeping == "provider" and _is_providers(call):
-            return await self._serve(call)
         if call.part is not None and call.part.step is not None:
             raise not_a_step("'background'", "background")
         if wanted.previous_id and not is_ours(RESPONSE, wanted.previous_id):
             refuse_unknown(call, keeping, wanted.previous_id)
-        options = read_option_headers(served.cycle.index, 0.0)
+        options = read_option_headers(headers, 0.0)
         body = await body_of(call)
         if call.stream:
             self.readers.refuse_more(call.tenant)  # before it is taken: what was refused is sent again
         job = await self._service.accept(call, body, wanted, options.webhook, options.priority)
-        own = [(b"x-gateway-job", job.id.encode()), (b"x-request-id", served.request_id.encode())]
+        own = [(b"x-gateway-job", job.id.encode()), (b"x-request-id", call.id.encode())]
         if call.stream:
             following = await self._service.follow(job.id, call.tenant, -1)
-            comment = COMMENT + comment_end(served.cycle.index)
+            comment = COMMENT + comment_end(headers)
             events = self._events(following.blocks, call.tenant, comment)
             return Reply(200, [*EVENT_STREAM, *own], chunks=events, close=events.aclose, pass_on=following.pass_on)
         return await self._object(job, own)

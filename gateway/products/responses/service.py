@@ -15,13 +15,13 @@ from typing import Any
 
 import orjson
 
-from gateway.core.call import Call, Reply
+from gateway.core.call import Call, Reply, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.openai.sse import json_object
 from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.layers import is_stream
-from gateway.products.jobs.calls import ServeCall, headers_to_keep
+from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,
     RESPONSE,
@@ -42,7 +42,7 @@ from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL
 from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
-from gateway.products.responses.keeping import is_stateless, keeping_of
+from gateway.products.responses.keeping import is_stateless
 from gateway.products.responses.log import EventBuffers, EventReading, Following
 from gateway.products.responses.rules import (
     ASKED,
@@ -63,7 +63,6 @@ from gateway.products.responses.rules import (
     items_of,
     keeps,
     previous_not_found,
-    read_response_options,
     sent_upstream,
     shown,
 )
@@ -321,20 +320,19 @@ log = logging.getLogger("gateway.jobs")
 
 
 class ForegroundResponses:
-    """Serves calls of Responses; `serve` is the pipeline's `handle`.
+    """Serves calls of Responses.
 
         earlier items are put before its own -> the call -> its id becomes the gateway's -> it is kept before its end goes out
 
     The provider keeps nothing of these. What cannot be kept is answered all the same, and says `store: false`.
     """
 
-    def __init__(self, serve: ServeCall, service: ResponseService, wall: Callable[[], float]) -> None:
-        self._serve = serve
+    def __init__(self, service: ResponseService, wall: Callable[[], float]) -> None:
         self._service = service
         self._wall = wall
 
-    async def handle(self, call: Call, keeping: Keeping, options: ResponseOptions) -> Reply:
-        """Serves a call. Raises GatewayError, InvalidRequest where what it goes on from is not there."""
+    async def handle(self, call: Call, keeping: Keeping, options: ResponseOptions, next: Serve) -> Reply:
+        """Serves a call by `next`. Raises GatewayError, InvalidRequest where what it goes on from is not there."""
         from_ours = is_ours(RESPONSE, options.previous_id)
         if keeping == "provider" and is_converted(call):
             keeping = "asked"
@@ -342,7 +340,7 @@ class ForegroundResponses:
             refuse_unknown(call, keeping, options.previous_id)
         is_kept = keeps(keeping, options, goes_on_from_ours=from_ours)
         if not (is_kept or from_ours or options.in_background or keeping in _OUTCOME_HEADERS):
-            return await self._serve(call)
+            return await next(call)
         before = Conversation([], options.previous_id)
         if from_ours:
             before = await self._service.conversation(options.previous_id, call.tenant)
@@ -355,7 +353,7 @@ class ForegroundResponses:
         as_it_came = call.body, call.parsed, call.large
         call.body, call.parsed, call.large = orjson.dumps(sent), sent, None
         try:
-            reply = await self._serve(call)
+            reply = await next(call)
         except GatewayError:
             call.body, call.parsed, call.large = as_it_came  # it may become a job
             raise
@@ -374,13 +372,6 @@ class ForegroundResponses:
                 response["store"] = False
             return replace(reply, body=orjson.dumps(response))
         return self._kept_stream(call, events, own, reply, reply.chunks)
-
-    async def handle_stored(self, call: Call) -> Reply:
-        """Serves a call that a job has made: it is in the background already, whatever it says of that."""
-        keeping = keeping_of(call.policy, call.key, call.model, call.endpoint)
-        if keeping is None:
-            return await self._serve(call)
-        return await self.handle(call, keeping, read_response_options(call.parsed or await body_of(call)))
 
     def _kept_stream(
         self,

@@ -48,7 +48,7 @@ from gateway.features.reuse.layers import is_stream
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.realtime.http import Offered, accept_of, offered_by, refuse, switch
 from gateway.products.realtime.service import GOING_AWAY, MAX_SESSION_S, POLICY, RESTART, TEXT, Pulse, short_reason
-from gateway.products.responses.keeping import is_stateless
+from gateway.products.responses.keeping import is_stateless, keeping_of
 from gateway.products.responses.service import is_converted
 from gateway.products.responses.socket_turns import (
     ERROR,
@@ -258,7 +258,7 @@ def _is_nobodys(turn: SocketTurn, wanted: TurnRequest, response: dict[str, Any])
     call = turn.call
     if call is None or is_ours(RESPONSE, str(response.get("id"))):
         return False
-    keeping = turn.plan.keeping
+    keeping = keeping_of(call.policy, call.key, call.model, call.endpoint)
     is_providers = keeping in (None, "provider") and len(call.model.plan) == 1
     is_providers = is_providers and not is_converted(call) and not is_stateless(call.model)
     return wanted.stores is False or not is_providers
