@@ -54,15 +54,18 @@ from gateway.core.telemetry import CallLog, Telemetry
 from gateway.core.types import Upstream
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.credentials.clouds import Clouds
-from gateway.dialects.memory import SharedTurns
+from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
-from gateway.drivers.opening import SharedStore, open_store
+from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
 from gateway.emulator import Emulators
+from gateway.features.degrade.service import DegradeMetrics
 from gateway.features.ownership.http import object_routes
+from gateway.features.ownership.service import ObjectMetrics
 from gateway.features.reuse.http import cache_routes
-from gateway.features.reuse.inspect import CacheInspector, Savings
+from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
 from gateway.features.runs.http import RunRoutes, workflow_routes
+from gateway.features.runs.metrics import RunCounter
 from gateway.features.runs.table import DurableRuns, RunTable
 from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 from gateway.fleet.leases import Sharing
@@ -74,6 +77,7 @@ from gateway.products.jobs.admin import job_admin_routes
 from gateway.products.jobs.answers_http import EventReaders
 from gateway.products.jobs.call_maker import CallMaker
 from gateway.products.jobs.dead_letters.http import dead_letter_routes
+from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Job, NewJob
 from gateway.products.jobs.respond_async import AsyncAnswers
 from gateway.products.jobs.rules import IN_REDIS, JobSettings
@@ -93,10 +97,10 @@ from gateway.products.jobs.webhooks.outward import AddressGuard, open_outwards
 from gateway.products.jobs.webhooks.rules import deliveries_of
 from gateway.products.pipelines.http import PipelineAnswers
 from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
-from gateway.products.realtime.service import RealtimeSessions
+from gateway.products.realtime.service import RealtimeMetrics, RealtimeSessions
 from gateway.products.realtime.upstream import SocketWire
 from gateway.products.responses.http import ResponseEndpoint
-from gateway.products.responses.socket import ResponseSocketDoor
+from gateway.products.responses.socket import ResponseSocketDoor, ResponseSocketMetrics
 from gateway.products.responses.store import KeptBounds
 from gateway.products.work import JobWork, durable_routes
 from gateway.routes import ENDPOINTS, Served, SocketDoors, build_app, build_front
@@ -118,6 +122,31 @@ class WorkerContext:
     """The worker's number, from 1."""
     listen: Callable[[str, int], socket.socket]
     gather: Gather
+
+
+class ProductMeters:
+    """What products count, each beside its own code; registered in the order of a scrape."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.caches = CacheMetrics()
+        self.realtime = RealtimeMetrics()
+        self.response_sockets = ResponseSocketMetrics()
+        self.objects = ObjectMetrics()
+        self.thinking = ThinkingMetrics()
+        self.jobs = JobMeter(telemetry.metrics)
+        self.runs = RunCounter()
+        self.degrade = DegradeMetrics()
+        self.state = SharedStoreMetrics()
+        telemetry.register(self.caches, self.caches.count)
+        telemetry.register(self.realtime)
+        telemetry.register(self.response_sockets)
+        telemetry.register(self.objects)
+        telemetry.register(self.thinking)
+        telemetry.register(self.jobs)
+        telemetry.register(self.jobs.work)
+        telemetry.register(self.runs, self.runs.count)
+        telemetry.register(self.degrade)
+        telemetry.register(self.state)
 
 
 class Gateway:
@@ -148,6 +177,7 @@ class Gateway:
         self._worker, self._only_works = worker, only_works
         self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, worker.number if worker else None)
         self._telemetry = Telemetry(self._call_log, self._clock.wall)
+        self._meters = ProductMeters(self._telemetry)
         self._draw = random.Random().random  # noqa: S311  # backoffs and choices: nothing to gain from guessing them
         self._clouds = Clouds(environ, self._clock, self._draw)
         self._models = ModelLists(self._connect, self._clock)
@@ -166,7 +196,7 @@ class Gateway:
         self._savings = Savings()
         shared_runs = None if self._shared is None else self._shared.runs
         self._runs = RunTable(
-            self._kept_clock, lambda: self._policies.current.workflows, self._telemetry.runs, shared_runs
+            self._kept_clock, lambda: self._policies.current.workflows, self._meters.runs, shared_runs
         )
         self._pipeline = Pipeline(
             self._clock,
@@ -181,7 +211,7 @@ class Gateway:
             savings=self._savings,
             kept_clock=self._kept_clock,
             runs=self._runs,
-            count_degraded=self._telemetry.degraded,
+            degrade_metrics=self._meters.degrade,
         )
         self._realtime = RealtimeSessions(self._pipeline, self._products.runs)
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
@@ -218,7 +248,6 @@ class Gateway:
             shedding=self._overload,
             inflight=self._inflight,
             store=self._store,
-            shared_health=None if self._shared is None else self._shared.health,
             pools=self._pools,
             servers=self._servers,
             jobs=self._jobs,
@@ -227,7 +256,7 @@ class Gateway:
             memory=self._languages.memory,
             realtime=self._realtime,
         )
-        self._telemetry.before_scrape = self._housekeeping.fill_gauges
+        self._telemetry.before_scrape += [self._housekeeping.fill_gauges, self._fill_gauges]
 
     @property
     def url(self) -> str:
@@ -393,13 +422,13 @@ class Gateway:
             pipeline.handle,
             self._make_call,
             price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
-            open_store=partial(_open_store, settings, clock, CountedEnds(following, self._telemetry.jobs, add_run)),
+            open_store=partial(_open_store, settings, clock, CountedEnds(following, self._meters.jobs, add_run)),
             # in a Redis others may have left some, and its time is to be known before one is taken here
             has_jobs=lambda: settings.redis is not None or has_jobs(settings.store),
             nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
             blobs=blobs,
             outwards=open_outwards(AddressGuard(), leaving.egress_proxy, leaving.ca_file),
-            meter=self._telemetry.jobs,
+            meter=self._meters.jobs,
             may_begin=lambda: not self._overload.level,
             is_holding=lambda: admission.queue.occupancy.calls > 0,
             works=self._only_works
@@ -423,7 +452,7 @@ class Gateway:
             PipelineAnswers(jobs.service if jobs else None, accounts, jobs.clock if jobs else self._clock)
         ]
         if jobs is not None:
-            around.append(AsyncAnswers(jobs.service, accounts, jobs.clock, meter.jobs))
+            around.append(AsyncAnswers(jobs.service, accounts, jobs.clock, self._meters.jobs))
             around.append(ResponseEndpoint(accounts, jobs.responses, jobs.foreground, readers))
         self._pipeline.install((*around, *self._products.in_order()))
         edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
@@ -514,8 +543,24 @@ class Gateway:
         self._pools.keep_only(set(snapshot.providers.values()), self._inflight.present())
         self._clouds.keep_only(snapshot.providers.values())
 
+    def _fill_gauges(self) -> None:
+        """Sets the gauges of products, which are only looked at when somebody asks for metrics."""
+        meters, jobs = self._meters, self._jobs
+        meters.caches.set_store(self._store.stats())
+        meters.realtime.set_traffic(self._realtime.traffic())
+        meters.response_sockets.set_open(sum(one.is_connection for one in self._inflight.present()))
+        meters.objects.set_objects(self._store.objects.entries, self._store.objects.lost)
+        if jobs is not None and jobs.engine.opened is not None:
+            meters.jobs.set_depth(jobs.engine.opened.depth(), jobs.clock.wall())
+            meters.jobs.set_native_parts(jobs.native_parts())
+            meters.jobs.set_early_runs(jobs.engine.opened.runs.early)
+            meters.jobs.set_early_responses(jobs.engine.opened.responses.early)
+        if self._shared is not None:
+            meters.state.set_state(self._shared.health())
+        meters.thinking.set_memory(self._languages.memory)
+
     def _state_changed(self, is_up: bool) -> None:
-        self._telemetry.state_changed(is_up)
+        self._meters.state.changed(is_up)
         if self._sharing is not None:
             self._sharing.changed(is_up)
         if is_up and self._products.replays.layers.semantic is not None:

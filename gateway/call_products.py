@@ -7,7 +7,6 @@ A product that gives a route no feature is not in the way of its calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.core.call import CallProduct
@@ -17,7 +16,7 @@ from gateway.core.ports import Store
 from gateway.dialects.count_tokens import TokenCounts
 from gateway.dialects.message_ids import MessageIds
 from gateway.features.background_charges import Deferred
-from gateway.features.degrade.service import SlowModels
+from gateway.features.degrade.service import DegradeMetrics, SlowModels
 from gateway.features.grouping.service import Groups
 from gateway.features.output.service import Outputs
 from gateway.features.ownership.service import Ownership
@@ -67,12 +66,12 @@ def install_products(
     savings: Savings | None = None,
     kept_clock: Clock | None = None,
     runs: RunTable | None = None,
-    count_degraded: Callable[[str], None] = lambda _model: None,
+    degrade_metrics: DegradeMetrics | None = None,
 ) -> CallProducts:
     """Makes the products and installs them in the pipeline.
 
     `kept_clock` is the clock by which answers grow old, that of the store; absent: the pipeline's. `runs` is where runs are
-    counted; absent: they are not. `count_degraded` counts calls that asked for less, by their model.
+    counted; absent: they are not.
     """
     clock, admission, accounts = pipeline.clock, pipeline.admission, pipeline.accounts
     kept_clock = clock if kept_clock is None else kept_clock
@@ -86,7 +85,7 @@ def install_products(
         ownership=Ownership(store.objects),
         replays=replays,
         repeated=RepeatedCalls(clock, accounts, replays.single_flight),
-        slow_models=SlowModels(clock, admission.gates, count_degraded),
+        slow_models=SlowModels(clock, admission.gates, degrade_metrics or DegradeMetrics()),
         deferred=Deferred(admission),
         outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch),
         groups=Groups(clock, pipeline.meter, admission, pipeline.attempts),

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.admin import operations
@@ -20,7 +20,7 @@ from gateway.core.config.load import Reloader, ReloadReport
 from gateway.core.http.client.transport import Pools
 from gateway.core.http.server import HttpServer
 from gateway.core.intake import InFlight
-from gateway.core.ports import Store, StoreHealth
+from gateway.core.ports import Store
 from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
@@ -137,8 +137,6 @@ class Housekeeping:
     shedding: Shedding
     inflight: InFlight
     store: Store
-    shared_health: Callable[[], StoreHealth] | None
-    """The state of the store, where replicas share it."""
     pools: Pools
     servers: list[HttpServer]
     jobs: JobWork | None
@@ -228,7 +226,7 @@ class Housekeeping:
         shedding.observe(now, resident, queue.occupancy.bytes, lag_s, bounds, is_at_rest=is_at_rest)
 
     def fill_gauges(self) -> None:
-        """Sets the gauges of levels, which are only looked at when somebody asks for metrics."""
+        """Sets the core's gauges of levels, which are only looked at when somebody asks for metrics."""
         admission, telemetry, now = self.admission, self.telemetry, self.clock.monotonic()
         rows = operations.limit_rows(admission, now)
         gates = {n: line.gate for n, line in admission.gates.lines.items() if not admission.gates.names.is_named(n)}
@@ -246,15 +244,4 @@ class Housekeeping:
         telemetry.set_breakers(
             operations.breaker_states(admission), operations.retry_levels(admission, self.policies.current)
         )
-        telemetry.set_store(self.store.stats())
-        telemetry.set_sockets(self.realtime.traffic(), sum(one.is_connection for one in self.inflight.present()))
-        telemetry.set_objects(self.store.objects.entries, self.store.objects.lost)
-        if self.jobs is not None and self.jobs.engine.opened is not None:
-            telemetry.jobs.set_depth(self.jobs.engine.opened.depth(), self.jobs.clock.wall())
-            telemetry.jobs.set_native_parts(self.jobs.native_parts())
-            telemetry.jobs.set_early_runs(self.jobs.engine.opened.runs.early)
-            telemetry.jobs.set_early_responses(self.jobs.engine.opened.responses.early)
-        if self.shared_health is not None:
-            telemetry.set_state(self.shared_health())
         telemetry.set_shedding(self.shedding.level, self.shedding.shed_total)
-        telemetry.set_thinking(self.memory.bytes, asdict(self.memory.counts))

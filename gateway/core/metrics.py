@@ -1,4 +1,4 @@
-"""The metrics of the gateway: what kinds there are, and the table of all of them.
+"""The metrics of the gateway: what kinds there are, the table of those of the core, and what such a table of a product is.
 
 Everything is counted in plain dictionaries and lists by the one thread that runs the loop, and becomes Prometheus families when
 it is scraped: a number costs a call a look-up and an addition, no lock and no label handling. Label values come from the config
@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
@@ -127,6 +127,9 @@ class Distribution:
         return family
 
 
+Metric: TypeAlias = Counts | Levels | Distribution
+
+
 def _counter(name: str, text: str, *labels: str) -> Any:
     return field(default_factory=lambda: Counts(name, text, *labels))
 
@@ -141,7 +144,7 @@ def _histogram(name: str, text: str, bounds: tuple[float, ...], *labels: str) ->
 
 @dataclass(slots=True)
 class Metrics:
-    """All metrics, in the order of a scrape: name without `gateway_`, what is counted, and the labels."""
+    """The metrics of the core, in the order of a scrape: name without `gateway_`, what is counted, and the labels."""
 
     requests: Counts = _counter("requests_total", "Calls, by how they ended.", "model", "key", "outcome")
     refused: Counts = _counter("requests_refused_total", "Requests turned away before they became calls.", "code")
@@ -174,33 +177,6 @@ class Metrics:
     budget: Levels = _gauge("budget_usd", "US dollars that a key may spend a day.", "key")
     budget_left: Levels = _gauge("budget_left_usd", "What is left of that today, beside what is reserved.", "key")
     estimated: Counts = _counter("estimated_usage_total", "Calls whose tokens were estimated.", "model", "target")
-    cache: Counts = _counter(
-        "cache_requests_total", "Calls that a layer was asked to spare a provider, by what it said.", "layer", "result"
-    )
-    saved_tokens: Counts = _counter(
-        "cache_saved_tokens_total", "Tokens that no provider had to be asked for.", "layer", "model", "kind"
-    )
-    saved_usd: Counts = _counter(
-        "cache_saved_usd_total", "US dollars that were not spent a second time.", "layer", "model", "key"
-    )
-    cache_entries: Levels = _gauge("cache_entries", "What the store keeps now.", "kind")
-    cache_bytes: Levels = _gauge("cache_bytes", "What that takes, in bytes.", "kind")
-    records_lost: Counts = _counter(
-        "records_forgotten_early_total",
-        "Answers of calls with an Idempotency-Key that were forgotten before their time for want of room.",
-    )
-    realtime_sessions: Levels = _gauge("realtime_sessions", "Realtime sessions that are open.", "target")
-    realtime_frames: Counts = _counter(
-        "realtime_frames_total", "Frames of realtime sessions, by who has sent them.", "target", "from"
-    )
-    realtime_errors: Counts = _counter(
-        "realtime_errors_total", "Error events and failed responses of realtime sessions.", "target"
-    )
-    response_sockets: Levels = _gauge("responses_websockets", "WebSockets of Responses that are open.")
-    objects: Levels = _gauge("objects", "Objects at providers of which it is known whose they are.")
-    objects_lost: Counts = _counter(
-        "objects_forgotten_total", "Objects of which that was forgotten for want of room: their tenants get 404."
-    )
     waits: Distribution = _histogram(
         "queue_wait_seconds", "Time that held calls spent in the delay queue.", SECONDS, "lane"
     )
@@ -235,28 +211,7 @@ class Metrics:
     )
     unknown: Counts = _counter("unknown_errors_total", "Provider errors that no rule knows.", "target")
     shed: Counts = _counter("requests_shed_total", "Requests refused because the gateway was overloaded.", "lane")
-    thinking: Counts = _counter(
-        "remembered_thinking_total",
-        "Turns without their signed thinking that were looked for in the memory of it: hit, miss, changed, foreign.",
-        "result",
-    )
-    thinking_bytes: Levels = _gauge("remembered_thinking_bytes", "Memory that signed thinking is kept in.")
     shed_level: Levels = _gauge("shed_level", "Lanes that are being shed: 0 none, 3 all but critical.")
-    jobs: Counts = _counter("jobs_total", "Durable jobs that have ended, by how.", "kind", "outcome")
-    jobs_depth: Levels = _gauge("jobs_depth", "Pieces of jobs: ready, for later, claimed.", "segment", "lane", "state")
-    jobs_oldest: Levels = _gauge(
-        "jobs_oldest_seconds", "How long the oldest of them could have begun.", "segment", "lane", "state"
-    )
-    dead_letters: Levels = _gauge("dlq_depth", "Dead letters: work that failed for good.", "kind", "class")
-    dead_oldest: Levels = _gauge("dlq_oldest_seconds", "How long the oldest of them is there.", "kind", "class")
-    replays: Counts = _counter(
-        "dlq_replays_total", "Dead letters that were run again, by how that ended.", "class", "outcome"
-    )
-    job_waits: Distribution = _histogram("job_wait_seconds", "From a job's time to its begin.", SECONDS)
-    job_runs: Distribution = _histogram("job_run_seconds", "From a job's begin to its end.", SECONDS, "kind")
-    job_attempts: Counts = _counter(
-        "job_attempts_total", "Attempts of jobs and lines with another behind them.", "class"
-    )
     lossy_fields: Counts = _counter(
         "lossy_fields_total", "Fields of calls that did not reach a target as they were said.", "target", "field", "how"
     )
@@ -265,61 +220,6 @@ class Metrics:
     )
     groups: Counts = _counter("groups_total", "Requests to providers that were made of several calls.", "model")
     grouped_calls: Counts = _counter("grouped_calls_total", "Calls that such requests were made of.", "model")
-    jobs_degraded: Counts = _counter(
-        "jobs_degraded_total", "Calls that became jobs where they would have been refused.", "code"
-    )
-    job_lines: Counts = _counter("job_lines_total", "Lines of batches with a result.", "outcome")
-    job_claims_lost: Counts = _counter(
-        "job_leases_lost_total", "Pieces of work that were taken over from this gateway."
-    )
-    brakes: Counts = _counter("batch_brakes_total", "Batches slowed down to single tries.", "class")
-    runs_early: Counts = _counter(
-        "run_records_early_total", "Runs with steps, and steps, that were forgotten before their time for want of room."
-    )
-    responses_early: Counts = _counter(
-        "kept_responses_early_total", "Kept responses that were forgotten before their time for want of room."
-    )
-    native_parts: Levels = _gauge("native_parts", "Parts of batches at providers' own Batch APIs now.", "state")
-    webhooks: Counts = _counter(
-        "webhook_deliveries_total", "Attempts to tell webhooks something, by what they came to.", "endpoint", "result"
-    )
-    workflow_calls: Counts = _counter(
-        "workflow_calls_total", "Calls of workflows, by how they ended.", "workflow", "task", "result"
-    )
-    workflow_runs: Counts = _counter(
-        "workflow_runs_total", "Runs that have ended, by how, once each.", "workflow", "outcome"
-    )
-    workflow_rescued: Counts = _counter(
-        "workflow_rescued_runs_total", "Of those, that succeeded although an attempt of a call went wrong.", "workflow"
-    )
-    workflow_corrected: Counts = _counter(
-        "workflow_runs_corrected_total", "Runs of which another word came later.", "workflow", "was", "now"
-    )
-    workflow_used: Counts = _counter(
-        "workflow_used_total", "Runs of which somebody told whether they could be used.", "workflow", "usable"
-    )
-    workflow_cost: Counts = _counter(
-        "workflow_cost_usd_total", "US dollars that calls of workflows have cost.", "workflow", "task"
-    )
-    workflow_saved: Counts = _counter("workflow_saved_usd_total", "US dollars that caches saved.", "workflow")
-    workflow_seconds: Distribution = _histogram(
-        "workflow_run_seconds", "From a run's first call to its last.", RUN_SECONDS, "workflow"
-    )
-    workflow_run_cost: Distribution = _histogram(
-        "workflow_run_cost_usd", "US dollars that a run has cost, failed attempts included.", USD, "workflow"
-    )
-    workflow_unknown: Levels = _gauge(
-        "workflow_unknown_names", "Names of workflows and tasks that calls have used and nobody has declared."
-    )
-    workflow_lost: Counts = _counter(
-        "workflow_runs_forgotten_total", "Runs that were forgotten before their time for want of room."
-    )
-    success: Counts = _counter(
-        "success_ratio_total", "Calls of runs, runs, and runs told of, by whether they were good.", "level", "ok"
-    )
-    degraded: Counts = _counter(
-        "degraded_calls_total", "Calls that asked for less because their model was slow.", "model"
-    )
     recovery: Distribution = _histogram(
         "recovery_seconds", "From a call's first failed attempt to its good end.", RUN_SECONDS, "lane"
     )
@@ -332,14 +232,16 @@ class Metrics:
     in_flight: Levels = _gauge("calls_in_flight", "Calls in the gateway now.")
     loop_lag: Levels = _gauge("event_loop_lag_seconds", "How late the event loop ran last.")
     connections: Levels = _gauge("upstream_connections", "Connections to providers.", "provider", "state")
-    state_up: Levels = _gauge("state_up", "Whether the store that replicas share can be reached.")
-    state_deaf: Levels = _gauge("state_deaf", "Whether it can be reached, but what other replicas tell is not heard.")
-    replicas: Levels = _gauge("replicas", "Gateways that share it, as last known.")
-    state_operations: Counts = _counter(
-        "state_operations_total", "Round trips to the shared store that were asked for."
-    )
-    state_failures: Counts = _counter("state_failures_total", "Those that brought no answer in time.")
-    state_changes: Counts = _counter("state_changes_total", "How often the shared store went and came back.", "to")
 
-    def __iter__(self) -> Iterator[Counts | Levels | Distribution]:
+    def __iter__(self) -> Iterator[Metric]:
         return (getattr(self, one.name) for one in fields(self))
+
+
+class MetricTable:
+    """The metrics of one product: those of its attributes that are some, in this order. The product counts in them itself."""
+
+    after: ClassVar[str] = ""
+    """The metric of the core, without `gateway_`, that they follow, so that a scrape keeps its order; empty: they come last."""
+
+    def __iter__(self) -> Iterator[Metric]:
+        return (one for one in vars(self).values() if isinstance(one, Metric))

@@ -1,8 +1,8 @@
 """Numbers, and the log line of a call. Implements `ports.Meter`.
 
 First what one ended call adds to the metrics (`CallCounter`; the metrics themselves are a table, `metrics.py`), then what
-is counted as it happens, what is set before a scrape, and the scrape itself (`Telemetry`), then the call log. Invariant: no
-prompt and no secret is in a line of the log.
+is counted as it happens, what is set before a scrape, and the scrape itself (`Telemetry`), then the call log. Products
+register tables of their own, and add fields to records. Invariant: no prompt and no secret is in a line of the log.
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ from prometheus_client.registry import Collector
 
 from gateway.core.call import CacheOutcome, Call, CallRecord, OutputCheck
 from gateway.core.health.target_health import CLIENT_GONE
-from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics
+from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics, MetricTable
 from gateway.core.openai.usage import costs_nothing
-from gateway.core.ports import StoreHealth
 from gateway.core.snapshot import Model
 from gateway.core.types import ALL_TEXT, Attempt, ErrorClass, Lane, Usage
-from gateway.features.runs.metrics import RunCounter
-from gateway.features.runs.rules import RunPart
-from gateway.products.jobs.metrics import JobMeter
 
 # --- what one ended call adds to the metrics ---
 
 
 log = logging.getLogger("gateway")
+RECOVER_WITHIN_S: dict[Lane, float] = {"critical": 30.0, "interactive": 30.0, "batch": 600.0, "background": 21_600.0}
+"""Seconds after its first failed attempt within which a call of the lane is to have its answer: seconds, minutes, hours."""
 NOTHING_FAILED = "queue"
 """Why a call went to a fallback at once: its own targets had no room in time, or were left alone."""
 
@@ -88,11 +86,10 @@ class CallCounter:
     labels and rows to add to are kept together.
     """
 
-    __slots__ = ("_doubted", "_metrics", "_plain", "_runs")
+    __slots__ = ("_doubted", "_metrics", "_plain")
 
-    def __init__(self, metrics: Metrics, runs: RunCounter | None = None) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._runs = RunCounter(metrics) if runs is None else runs
         self._doubted: set[tuple[str, str]] = set()
         """The targets that have been logged for what they report, and the reasons."""
         self._plain: dict[Labels, PlainSeries] = {}  # by model, key and target: as many as the config can name
@@ -107,7 +104,6 @@ class CallCounter:
             or usage is None
             or usage.estimated
             or usage.doubt
-            or call.replay is not None
             or record.retries_usd
             or call.skips
         ):
@@ -182,29 +178,26 @@ class CallCounter:
         for skip in (call.skips or {}).values():
             self._metrics.skips.totals[skip.target, skip.reason] += 1
         if len(call.attempts) > 1 and record.outcome == "ok":
-            self._runs.recovered(record)
+            self._count_recovery(record)
         if record.retries_usd:
             self._metrics.retries_cost.totals[model, key] += record.retries_usd
             self._metrics.estimated_retries_cost.totals[model, key] += record.estimated_retries_usd
-        if call.replay is not None:
-            self._count_replay(call.replay, model, key)
         if call.attempts:
             target = call.attempts[-1].target
             if record.outcome == "ok" and not _is_own(call, target):
                 self._metrics.fallbacks.totals[model, target, call.attempts[0].error_class or NOTHING_FAILED] += 1
             self._count_usage(record, model, key, target)
 
-    def _count_replay(self, replay: CacheOutcome, model: str, key: str) -> None:
-        requests = self._metrics.cache.totals
-        for outcome in replay.tried:
-            requests[outcome] += 1
-        saved = replay.saved
-        if saved is None:
+    def _count_recovery(self, record: CallRecord) -> None:
+        """Counts a call that has a good answer after an attempt of it has failed: how long that took, and was to take."""
+        call = record.call
+        failed_at = next((one.ended_at for one in call.attempts if one.error_class is not None), None)
+        if failed_at is None:
             return
-        self._metrics.saved_tokens.totals[replay.layer, model, "input"] += saved.input
-        self._metrics.saved_tokens.totals[replay.layer, model, "output"] += saved.output
-        if replay.saved_usd is not None:
-            self._metrics.saved_usd.totals[replay.layer, model, key] += replay.saved_usd
+        took_s = max(0.0, call.received_at + record.duration_s - failed_at)
+        self._metrics.recovery.observe((call.lane,), took_s)
+        in_time = "true" if took_s <= RECOVER_WITHIN_S[call.lane] else "false"
+        self._metrics.recoveries.totals[call.lane, in_time] += 1
 
     def _count_usage(self, record: CallRecord, model: str, key: str, target: str) -> None:
         usage, call = record.usage, record.call
@@ -254,10 +247,6 @@ FLUSH_S = 0.05
 FLUSH_RECORDS = 32
 
 
-def _nothing() -> None:
-    return None
-
-
 def _any_of(named: Iterable[tuple[str, bool]]) -> dict[Labels, float]:
     """Returns by name 1 if any of the values under it is true, else 0."""
     seen: dict[Labels, float] = {}
@@ -273,27 +262,43 @@ class Telemetry(Collector):
         self._log = call_log
         self._wall = wall
         self._pending: list[tuple[float, CallRecord | Refused]] = []
-        self._metrics = Metrics()
-        self.runs = RunCounter(self._metrics)
-        self._calls = CallCounter(self._metrics, self.runs)
-        self.jobs = JobMeter(self._metrics)
-        self._metrics.in_flight.values[()] = 0
+        self.metrics = self._metrics = Metrics()
+        """The metrics of the core, for products that count in them, too."""
+        self._calls = CallCounter(self._metrics)
+        self._tables: list[MetricTable] = []
+        self._counters: list[Callable[[CallRecord], None]] = []
+        self._in_flight = self._metrics.in_flight.values
+        self._in_flight[()] = 0
         self._metrics.reload_errors.totals[()] = 0
-        self.before_scrape: Callable[[], None] = _nothing
+        self.before_scrape: list[Callable[[], None]] = []
         """Called before each scrape, to set what nobody keeps up to date in between."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self.registry.register(self)
 
+    def register(self, table: MetricTable, count: Callable[[CallRecord], None] | None = None) -> None:
+        """Adds the metrics of a product to each scrape, behind those of earlier products at the same place.
+
+        `count` is called, in batches, with each ended call in which a product had a part.
+        """
+        self._tables.append(table)
+        if count is not None:
+            self._counters.append(count)
+
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         """All families, for a scrape."""
         self.flush()
-        self.before_scrape()
+        for fill in self.before_scrape:
+            fill()
         self._metrics.key_tokens.totals = self._metrics.tokens.by_key()
         self._metrics.dropped.totals[()] = self._log.dropped
-        for metric in self._metrics:
-            yield metric.family()
+        last = [one for table in self._tables if not table.after for one in table]
+        for metric in (*self._metrics, *last):
+            family = metric.family()
+            yield family
+            after = family.name.removeprefix("gateway_") + ("_total" if family.type == "counter" else "")
+            yield from [one.family() for table in self._tables if table.after == after for one in table]
 
     def costs(self) -> CostTotals:
         """Returns what calls have cost since the start, by model and key."""
@@ -310,7 +315,7 @@ class Telemetry(Collector):
 
     def began(self) -> None:
         """A call is in the gateway."""
-        self._metrics.in_flight.values[()] += 1
+        self._in_flight[()] += 1
 
     def waited(self, lane: str, seconds: float) -> None:
         """A call has left the delay queue."""
@@ -322,7 +327,7 @@ class Telemetry(Collector):
 
     def settled(self, record: CallRecord) -> None:
         """One call has ended; it is counted and logged with the next batch."""
-        self._metrics.in_flight.values[()] -= 1
+        self._in_flight[()] -= 1
         self._put(record)
 
     def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
@@ -334,10 +339,6 @@ class Telemetry(Collector):
         """Calls that have become one request."""
         self._metrics.groups.totals[(model,)] += 1
         self._metrics.grouped_calls.totals[(model,)] += calls
-
-    def degraded(self, model: str) -> None:
-        """A call has asked for less, because its model is slow."""
-        self._metrics.degraded.totals[(model,)] += 1
 
     def output_checked(self, model: str, result: str) -> None:
         """An answer was checked against its schema."""
@@ -357,16 +358,27 @@ class Telemetry(Collector):
         for _, record in pending:
             if isinstance(record, CallRecord):
                 self._calls.count(record)
-                if record.call.part is not None:
-                    self.runs.count(record)
+                call = record.call
+                if call.part is not None or call.replay is not None:
+                    self._count_products(record)
         if pending:
             self._log.put(pending)
 
+    def _count_products(self, record: CallRecord) -> None:
+        """Lets each product count the call; a defect of one hurts neither the others nor the call log."""
+        for count in self._counters:
+            try:
+                count(record)
+            except Exception:
+                log.exception("a call could not be counted")
+
     def _put(self, record: CallRecord | Refused) -> None:
-        self._pending.append((self._wall(), record))
-        if len(self._pending) == 1:
+        pending = self._pending
+        pending.append((self._wall(), record))
+        waiting = len(pending)
+        if waiting == 1:
             asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
-        elif len(self._pending) == FLUSH_RECORDS:  # a longer batch would make one call wait for all of it
+        elif waiting == FLUSH_RECORDS:  # a longer batch would make one call wait for all of it
             asyncio.get_running_loop().call_soon(self.flush)
 
     def set_policy(self, version: int) -> None:
@@ -426,48 +438,6 @@ class Telemetry(Collector):
         """How many lanes are shed now, and how many requests were so far."""
         self._metrics.shed_level.values[()] = level
         self._metrics.shed.totals.update({(lane,): total for lane, total in totals.items()})
-
-    def set_thinking(self, size: int, turns: Mapping[str, int]) -> None:
-        """How many bytes of signed thinking are remembered, and what became of the turns that were looked for, by result."""
-        self._metrics.thinking_bytes.values[()] = size
-        self._metrics.thinking.totals.update({(result,): total for result, total in turns.items()})
-
-    def set_store(self, stats: Mapping[str, Mapping[str, int]]) -> None:
-        """Sets what the store keeps now: entries and bytes of answers, records and vectors."""
-        self._metrics.cache_entries.values = {(kind,): sizes["entries"] for kind, sizes in stats.items()}
-        self._metrics.cache_bytes.values = {(kind,): sizes["bytes"] for kind, sizes in stats.items()}
-        self._metrics.records_lost.totals[()] = stats.get("records", {}).get("early", 0)
-
-    def set_objects(self, entries: int, lost: int) -> None:
-        """Of how many objects the store knows whose they are, and of how many it has had to forget that."""
-        self._metrics.objects.values[()] = entries
-        self._metrics.objects_lost.totals[()] = lost
-
-    def set_sockets(self, traffic: Mapping[str, tuple[int, int, int, int]], of_responses: int) -> None:
-        """By target: sessions that are open, frames of clients and of the provider so far, and errors; and the open ones of
-        Responses.
-        """
-        metrics = self._metrics
-        metrics.response_sockets.values[()] = of_responses
-        for name, (sessions, of_clients, of_provider, errors) in traffic.items():
-            metrics.realtime_sessions.values[(name,)] = sessions
-            metrics.realtime_frames.totals[name, "client"] = of_clients
-            metrics.realtime_frames.totals[name, "provider"] = of_provider
-            metrics.realtime_errors.totals[(name,)] = errors
-
-    def state_changed(self, is_up: bool) -> None:
-        """The store that replicas share has gone out of reach, or is back."""
-        self._metrics.state_changes.totals["up" if is_up else "gone",] += 1
-
-    def set_state(self, health: StoreHealth) -> None:
-        """How the store that replicas share is now; where there is none, nobody calls this."""
-        self._metrics.state_up.values[()] = float(health.is_up)
-        self._metrics.state_deaf.values[()] = float(health.is_deaf)
-        self._metrics.replicas.values[()] = health.replicas
-        self._metrics.state_operations.totals[()] = health.operations
-        self._metrics.state_failures.totals[()] = health.failures
-        for to in ("up", "gone"):
-            self._metrics.state_changes.totals.setdefault((to,), 0.0)
 
     def set_loop_lag(self, seconds: float) -> None:
         """How late the loop ran."""
@@ -588,17 +558,18 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         **_estimated_retries(record),
         **_written(usage),
         **_parts(usage),
-        **_run(call.part),
+        **_run(call),
         **_skipped(call),
-        **(record.fields or {}),
         **({"lossy": [f"{gap.field}({gap.how})" for gap in last.gaps]} if last is not None and last.gaps else {}),
         **_output(call.output_check),
         **_replay(call.replay),
+        **(record.fields or {}),
     }
 
 
-def _run(part: RunPart | None) -> dict[str, str]:
+def _run(call: Call) -> dict[str, str]:
     """Which part of which run it was, as it said."""
+    part = call.part
     if part is None:
         return {}
     fields = {"workflow": part.workflow, "run": part.run, "task": part.task}

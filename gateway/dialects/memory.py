@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from hashlib import blake2b
 from threading import Lock
@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
+from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.ports import Answers, Later
 from gateway.core.types import THINKING, Gap, How, Kept
 
@@ -469,3 +470,22 @@ class OwnTurns:
         for id in missed:
             self._found.pop(id, None)
         return True
+
+
+class ThinkingMetrics(MetricTable):
+    """The metrics of the memory."""
+
+    after = "requests_shed_total"
+
+    def __init__(self) -> None:
+        self.thinking = Counts(
+            "remembered_thinking_total",
+            "Turns without their signed thinking that were looked for in the memory of it: hit, miss, changed, foreign.",
+            "result",
+        )
+        self.thinking_bytes = Levels("remembered_thinking_bytes", "Memory that signed thinking is kept in.")
+
+    def set_memory(self, memory: ThoughtMemory) -> None:
+        """Sets how much is remembered, and what became of the turns that were looked for."""
+        self.thinking_bytes.values[()] = memory.bytes
+        self.thinking.totals.update({(result,): total for result, total in asdict(memory.counts).items()})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gateway.core.clock import Clock
+from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.ports import Answers, News, Objects, Records, Store, StoreHealth, VectorRow, Vectors
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import StoreBounds
@@ -101,6 +102,32 @@ class SharedStore(Store, Protocol):
     async def start(self) -> None:
         """Connects; returns soon even if the store is out of reach, and goes on trying."""
         ...
+
+
+class SharedStoreMetrics(MetricTable):
+    """The metrics of a store that replicas share; without one there are no numbers."""
+
+    def __init__(self) -> None:
+        self.state_up = Levels("state_up", "Whether the store that replicas share can be reached.")
+        self.state_deaf = Levels("state_deaf", "Whether it can be reached, but what other replicas tell is not heard.")
+        self.replicas = Levels("replicas", "Gateways that share it, as last known.")
+        self.state_operations = Counts("state_operations_total", "Round trips to the shared store that were asked for.")
+        self.state_failures = Counts("state_failures_total", "Those that brought no answer in time.")
+        self.state_changes = Counts("state_changes_total", "How often the shared store went and came back.", "to")
+
+    def changed(self, is_up: bool) -> None:
+        """Counts that the store has gone out of reach, or is back."""
+        self.state_changes.totals["up" if is_up else "gone",] += 1
+
+    def set_state(self, health: StoreHealth) -> None:
+        """Sets how the store is now."""
+        self.state_up.values[()] = float(health.is_up)
+        self.state_deaf.values[()] = float(health.is_deaf)
+        self.replicas.values[()] = health.replicas
+        self.state_operations.totals[()] = health.operations
+        self.state_failures.totals[()] = health.failures
+        for to in ("up", "gone"):
+            self.state_changes.totals.setdefault((to,), 0.0)
 
 
 SWITCH_S = 0.0005

@@ -14,12 +14,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.call import CacheOutcome, CallRecord
-from gateway.core.metrics import Distribution, Metrics
-from gateway.core.ports import StoreHealth
+from gateway.core.metrics import Counts, Distribution, Levels, Metrics, MetricTable
 from gateway.core.request_fields import OTHER
 from gateway.core.telemetry import QUEUED_BATCHES, CallCounter, CallLog, Telemetry
 from gateway.core.types import Attempt, Phase, Usage, UsageParts
-from gateway.products.batches.output import LineIdentity, answered_line
 from tests.support.flow import Bench, ScriptedUpstream
 
 STARTED = 100.0
@@ -241,35 +239,6 @@ async def test_breakers_that_share_a_name_show_the_worst_of_them() -> None:
     ]
 
 
-SHARED = ("state_", "replicas")
-
-
-async def test_a_shared_store_is_up_or_not_and_its_changes_are_counted() -> None:
-    """As it says of itself at the scrape; what happened in between is not lost."""
-    telemetry, _, _ = make()
-    telemetry.set_state(StoreHealth(True, 1.0, "redis 7.0", 3, 100, 0))
-    before = scrape(telemetry)
-
-    telemetry.state_changed(False)
-    telemetry.state_changed(True)
-    telemetry.state_changed(False)
-    telemetry.set_state(StoreHealth(False, 2.0, "no answer in 50 ms", 2, 120, 7, is_deaf=True))
-    after = scrape(telemetry)
-
-    assert [told["gateway_state_deaf[]"] for told in (before, after)] == [0, 1]
-    names = ("state_up[]", "replicas[]", "state_operations_total[]", "state_failures_total[]")
-    changes = [f"state_changes_total[('to', '{to}')]" for to in ("up", "gone")]
-    assert [before[f"gateway_{name}"] for name in (*names, *changes)] == [1, 3, 100, 0, 0, 0]
-    assert [after[f"gateway_{name}"] for name in (*names, *changes)] == [0, 2, 120, 7, 1, 2]
-
-
-async def test_without_a_shared_store_nothing_is_said_of_one() -> None:
-    """An alert on `gateway_state_up == 0` stays silent in memory mode."""
-    telemetry, _, _ = make()
-
-    assert [name for name in scrape(telemetry) if name.removeprefix("gateway_").startswith(SHARED)] == []
-
-
 def spared(**changes: object) -> CallRecord:
     """The account of a call that got a kept answer; `changes` are those of its replay."""
     values: dict[str, object] = {
@@ -288,52 +257,6 @@ def spared(**changes: object) -> CallRecord:
         replay=replay, idempotency_key=b"IDEMPOTENCY-CANARY", cache_control=b"CONTROL-CANARY"
     )
     return record(call=call, usage=None, cost_usd=None, retries_usd=0.0, time_to_first_byte_s=None)
-
-
-async def test_what_each_layer_said_and_what_it_saved_is_counted() -> None:
-    """A miss in one layer and a hit in the next are two results of one call; nothing was used, so nothing is charged."""
-    telemetry, _, _ = make()
-
-    telemetry.settled(spared())
-    telemetry.settled(spared(result="miss", layer="", saved=None, saved_usd=None, tried=[("exact", "miss")]))
-    samples = {name: value for name, value in scrape(telemetry).items() if "_cache_" in name and "created" not in name}
-
-    labels = "('layer', 'semantic'), ('model', 'm')"
-    assert samples == {
-        "gateway_cache_requests_total[('layer', 'exact'), ('result', 'miss')]": 2,
-        "gateway_cache_requests_total[('layer', 'semantic'), ('result', 'hit')]": 1,
-        f"gateway_cache_saved_tokens_total[('kind', 'input'), {labels}]": 100,
-        f"gateway_cache_saved_tokens_total[('kind', 'output'), {labels}]": 20,
-        f"gateway_cache_saved_usd_total[('key', 'web'), {labels}]": 0.25,
-    }
-
-
-async def test_what_was_spared_at_an_unknown_price_saves_no_money() -> None:
-    """Its tokens are counted; a guess at its price is not."""
-    telemetry, _, _ = make()
-
-    telemetry.settled(spared(saved_usd=None))
-    names = "".join(scrape(telemetry))
-
-    assert "gateway_cache_saved_tokens_total[" in names
-    assert "gateway_cache_saved_usd_total[" not in names
-
-
-async def test_the_size_of_the_store_is_what_it_is_now() -> None:
-    """By kind; what is gone at the next look is forgotten."""
-    telemetry, _, _ = make()
-
-    telemetry.set_store({"answers": {"entries": 3, "bytes": 3000}, "vectors": {"entries": 1, "bytes": 400}})
-    telemetry.set_store({"answers": {"entries": 2, "bytes": 2000}, "records": {"entries": 0, "bytes": 0, "early": 5}})
-    assert scrape(telemetry)["gateway_records_forgotten_early_total[]"] == 5
-    samples = {name: value for name, value in scrape(telemetry).items() if "_cache_" in name}
-
-    assert samples == {
-        "gateway_cache_entries[('kind', 'answers')]": 2,
-        "gateway_cache_entries[('kind', 'records')]": 0,
-        "gateway_cache_bytes[('kind', 'answers')]": 2000,
-        "gateway_cache_bytes[('kind', 'records')]": 0,
-    }
 
 
 def line_of(account: CallRecord) -> dict[str, object]:
@@ -424,17 +347,6 @@ async def test_money_that_is_estimated_is_told_by_model_and_key() -> None:
     assert telemetry.costs()["m", "web"] == pytest.approx((1.35, 0.55, 2))
     samples = scrape(telemetry)
     assert samples["gateway_estimated_cost_usd_total[('key', 'web'), ('model', 'm'), ('target', 'b/m')]"] == 0.5
-
-
-async def test_lines_at_a_providers_own_batch_are_estimated_where_it_reports_nothing() -> None:
-    telemetry, _, _ = make()
-    who = [LineIdentity(number, f"line_{number}", f"c{number}") for number in range(2)]
-    lines = [answered_line(one, 200, "r", b"{}", Usage(10, 5), 0.5) for one in who]
-
-    telemetry.jobs.paid("m", "b/m", "web", lines, {1})
-
-    assert telemetry.costs() == {("m", "web"): (1.0, 0.5, 0)}
-    assert scrape(telemetry)["gateway_estimated_usage_total[('model', 'm'), ('target', 'b/m')]"] == 1
 
 
 async def test_tokens_are_counted_by_kind_and_by_key() -> None:
@@ -592,3 +504,75 @@ async def test_a_closed_reader_is_no_error() -> None:
     log.stop()
 
     assert log.dropped == 1
+
+
+class Parrots(MetricTable):
+    """A product's metrics, which stand behind the calls that were refused."""
+
+    after = "requests_refused_total"
+
+    def __init__(self) -> None:
+        self.spoken = Counts("parrot_words_total", "Words.", "key")
+        self.awake = Levels("parrots", "Parrots that are awake.")
+        self.names = ["no metric"]
+
+    def count(self, ended: CallRecord) -> None:
+        self.spoken.totals[(ended.call.key.name,)] += 1
+
+
+def families(telemetry: Telemetry) -> list[str]:
+    """The names in the order of a scrape."""
+    return [family.name for family in telemetry.collect()]
+
+
+async def test_metrics_of_a_product_keep_their_place_in_a_scrape() -> None:
+    """Behind one of the core, those of several in the order of their registration, or at the end."""
+    telemetry, _, _ = make()
+    core = families(telemetry)
+    first, second, last = Parrots(), Parrots(), Parrots()
+    second.spoken, last.awake = Counts("second_total", "Second."), Levels("last", "Last.")
+    del second.awake, last.spoken
+    last.after = ""  # type: ignore[misc]  # of this one only
+
+    for table in (last, first, second):
+        telemetry.register(table)
+
+    place = core.index("gateway_requests_refused") + 1
+    mine = ["gateway_parrot_words", "gateway_parrots", "gateway_second"]
+    assert families(telemetry) == [*core[:place], *mine, *core[place:], "gateway_last"]
+
+
+async def test_a_product_counts_the_calls_it_had_a_part_in_and_its_defect_hurts_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    telemetry, stream, log = make()
+    parrots = Parrots()
+
+    def fail(_: CallRecord) -> None:
+        raise ValueError("a defect of another product")
+
+    telemetry.register(Parrots(), fail)
+    telemetry.register(parrots, parrots.count)
+    for account in (spared(), record()):
+        telemetry.settled(account)
+    log.start()
+    telemetry.flush()
+    log.stop()
+
+    assert dict(parrots.spoken.totals) == {("web",): 1}
+    assert [one.getMessage() for one in caplog.records] == ["a call could not be counted"]
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+PLAIN_RECORD = replace(served_by(tried("p0/m")), usage=Usage(7, 3), retries_usd=0.0)
+
+
+@pytest.mark.parametrize("account", [record(), PLAIN_RECORD], ids=["failed over", "plain"])
+def test_products_add_fields_to_the_line_of_a_call(account: CallRecord) -> None:
+    """Behind all others, whether the line is put together or made of a dictionary."""
+    before = line_of(account)
+
+    after = line_of(replace(account, fields={"parrot": "Polly", "words": 3}))
+
+    assert after == before | {"parrot": "Polly", "words": 3}
+    assert list(after)[-2:] == ["parrot", "words"]

@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.app import ProductMeters
 from gateway.cli.main import main
 from gateway.core.limits.limit_table import PART_OF
 from gateway.core.openai import headers
@@ -139,6 +140,7 @@ def test_reasons_and_results_are_told() -> None:
 def metrics() -> dict[str, set[str]]:
     """The labels of each metric, by its name as a scraper sees it."""
     telemetry = Telemetry(CallLog(io.StringIO(), "json"), wall=lambda: 0.0)
+    ProductMeters(telemetry)
     return {
         f"{family.name}_total" if family.type == "counter" else family.name: set(getattr(family, "_labelnames", ()))
         for family in telemetry.collect()

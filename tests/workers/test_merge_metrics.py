@@ -9,6 +9,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
+from gateway.app import ProductMeters
 from gateway.core.telemetry import CallLog, Telemetry
 from gateway.workers.worker import (
     ADDED,
@@ -110,6 +111,7 @@ def test_a_gauge_has_the_rule_of_its_name() -> None:
 def test_every_gauge_of_the_gateway_has_a_rule() -> None:
     """None is added or compared by chance: a new one is put into ADDED, LEAST or MOST."""
     telemetry = Telemetry(CallLog(io.StringIO(), "json"), lambda: 0.0)
+    ProductMeters(telemetry)
     gauges = {family.name for family in telemetry.registry.collect() if family.type == "gauge"}
 
     assert gauges - (ADDED | LEAST | MOST) == set()

@@ -6,7 +6,7 @@ say, and no longer when all are well below that again. It looks about once a sec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import orjson
@@ -15,6 +15,7 @@ from gateway.core.admission.gates import Gates
 from gateway.core.call import Call, CallFeature, CallRecord, Headers, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
+from gateway.core.metrics import Counts, MetricTable
 from gateway.features.degrade.rules import DEGRADE, DegradedRequest, LatencyRules, degraded_request
 
 DEGRADED: Final[Slot[DegradedRequest]] = Slot("degraded")
@@ -27,18 +28,28 @@ change back and forth.
 """
 
 
+class DegradeMetrics(MetricTable):
+    """The metric of degraded calls."""
+
+    after = "grouped_calls_total"
+
+    def __init__(self) -> None:
+        self.degraded = Counts(
+            "degraded_calls_total", "Calls that asked for less because their model was slow.", "model"
+        )
+
+
 class SlowModels(CallFeature):
     """Watches the models whose calls may be degraded, and has these calls ask for less while their model is slow."""
 
-    __slots__ = ("_clock", "_count", "_gates", "_seen")
+    __slots__ = ("_clock", "_gates", "_metrics", "_seen")
 
     options: frozenset[bytes] = frozenset()
 
-    def __init__(self, clock: Clock, gates: Gates, count: Callable[[str], None]) -> None:
-        """`count` is called with the model's name for each call that has asked for less."""
+    def __init__(self, clock: Clock, gates: Gates, metrics: DegradeMetrics) -> None:
         self._clock = clock
         self._gates = gates
-        self._count = count
+        self._metrics = metrics
         self._seen: dict[str, tuple[float, bool]] = {}
         """By model, when to look again, and whether it is slow; as many as the config has."""
 
@@ -72,7 +83,7 @@ class SlowModels(CallFeature):
         degraded = DEGRADED.find(record.call)
         if degraded is None:
             return None
-        self._count(record.call.model.name)
+        self._metrics.degraded.totals[(record.call.model.name,)] += 1
         return {"degraded": list(degraded.fields)}
 
     def _degraded(self, call: Call, rules: LatencyRules) -> DegradedRequest | None:

@@ -2,9 +2,9 @@
 
     concerns -> admit (404 for what is not the tenant's) -> … -> learn (and lists filled) | watched (streams)
 
-In this order: ids in answers; streams; lists without the objects of other tenants; and the service, which the pipeline calls,
-and does not call where all callers are one tenant. Ids are read only where a provider puts what it has made itself, never where
-it repeats what the caller wrote: else a caller could make any id its own by writing it into a request.
+In this order: ids in answers; streams; lists without the objects of other tenants; the service, which the pipeline calls, and
+does not call where all callers are one tenant; and the metrics. Ids are read only where a provider puts what it has made
+itself, never where it repeats what the caller wrote: else a caller could make any id its own by writing it into a request.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gateway.core.call import (
     Whole,
 )
 from gateway.core.errors import InvalidRequest, NoTargetAvailable, NotFound, OwnerUnknown
+from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.openai.sse import event_data, json_object
 from gateway.core.ports import Objects
 from gateway.core.snapshot import Target
@@ -548,3 +549,20 @@ def _owner_unknown() -> OwnerUnknown:
     return OwnerUnknown(
         "Whose this object is cannot be said while the gateway's store is out of reach; try again soon."
     )
+
+
+class ObjectMetrics(MetricTable):
+    """The metrics of the objects whose owners are known."""
+
+    after = "estimated_usage_total"
+
+    def __init__(self) -> None:
+        self.objects = Levels("objects", "Objects at providers of which it is known whose they are.")
+        self.objects_lost = Counts(
+            "objects_forgotten_total", "Objects of which that was forgotten for want of room: their tenants get 404."
+        )
+
+    def set_objects(self, entries: int, lost: int) -> None:
+        """Sets of how many objects the store knows whose they are, and of how many it has had to forget that."""
+        self.objects.values[()] = entries
+        self.objects_lost.totals[()] = lost

@@ -1,4 +1,5 @@
-"""The operators' view of the caches: purging answers, and explaining how a request would be answered; then the savings.
+"""The operators' view of the caches: purging answers, and explaining how a request would be answered; then the savings,
+and the metrics of both.
 
 Off the hot path. The view asks the same layers by the same keys as a call would, and changes nothing but what it is ordered
 to.
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.core.call import CacheOutcome, Call
+from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
+from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.ports import Store
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint, Kept
@@ -307,3 +309,50 @@ def _add(row: SavingsRow, replay: CacheOutcome) -> None:
         row.unpriced += 1
     else:
         row.usd += replay.saved_usd
+
+
+class CacheMetrics(MetricTable):
+    """The metrics of what layers have said and spared, and of what the store keeps."""
+
+    after = "estimated_usage_total"
+
+    def __init__(self) -> None:
+        self.cache = Counts(
+            "cache_requests_total",
+            "Calls that a layer was asked to spare a provider, by what it said.",
+            "layer",
+            "result",
+        )
+        self.saved_tokens = Counts(
+            "cache_saved_tokens_total", "Tokens that no provider had to be asked for.", "layer", "model", "kind"
+        )
+        self.saved_usd = Counts(
+            "cache_saved_usd_total", "US dollars that were not spent a second time.", "layer", "model", "key"
+        )
+        self.cache_entries = Levels("cache_entries", "What the store keeps now.", "kind")
+        self.cache_bytes = Levels("cache_bytes", "What that takes, in bytes.", "kind")
+        self.records_lost = Counts(
+            "records_forgotten_early_total",
+            "Answers of calls with an Idempotency-Key that were forgotten before their time for want of room.",
+        )
+
+    def count(self, record: CallRecord) -> None:
+        """Counts what the layers have said of a call, and what it was spared."""
+        replay = record.call.replay
+        if replay is None:
+            return
+        for outcome in replay.tried:
+            self.cache.totals[outcome] += 1
+        saved, model = replay.saved, record.call.model.name
+        if saved is None:
+            return
+        self.saved_tokens.totals[replay.layer, model, "input"] += saved.input
+        self.saved_tokens.totals[replay.layer, model, "output"] += saved.output
+        if replay.saved_usd is not None:
+            self.saved_usd.totals[replay.layer, model, record.call.key.name] += replay.saved_usd
+
+    def set_store(self, stats: Mapping[str, Mapping[str, int]]) -> None:
+        """Sets what the store keeps now: entries and bytes of answers, records and vectors."""
+        self.cache_entries.values = {(kind,): sizes["entries"] for kind, sizes in stats.items()}
+        self.cache_bytes.values = {(kind,): sizes["bytes"] for kind, sizes in stats.items()}
+        self.records_lost.totals[()] = stats.get("records", {}).get("early", 0)

@@ -4,52 +4,99 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from gateway.core.metrics import Metrics
+from gateway.core.metrics import SECONDS, Counts, Distribution, Levels, Metrics, MetricTable
 from gateway.core.types import Lane
 from gateway.products.jobs.dead_letters.rules import DeadGroup
 from gateway.products.jobs.model import Job, JobDepth, JobState, LineResult
 
 
-class JobMeter:
+class WorkMetrics(MetricTable):
+    """The metrics of what jobs are made of, and of what is kept and sent of them."""
+
+    after = "grouped_calls_total"
+
+    def __init__(self) -> None:
+        self.jobs_degraded = Counts(
+            "jobs_degraded_total", "Calls that became jobs where they would have been refused.", "code"
+        )
+        self.job_lines = Counts("job_lines_total", "Lines of batches with a result.", "outcome")
+        self.job_claims_lost = Counts("job_leases_lost_total", "Pieces of work that were taken over from this gateway.")
+        self.brakes = Counts("batch_brakes_total", "Batches slowed down to single tries.", "class")
+        self.runs_early = Counts(
+            "run_records_early_total",
+            "Runs with steps, and steps, that were forgotten before their time for want of room.",
+        )
+        self.responses_early = Counts(
+            "kept_responses_early_total", "Kept responses that were forgotten before their time for want of room."
+        )
+        self.native_parts = Levels("native_parts", "Parts of batches at providers' own Batch APIs now.", "state")
+        self.webhooks = Counts(
+            "webhook_deliveries_total",
+            "Attempts to tell webhooks something, by what they came to.",
+            "endpoint",
+            "result",
+        )
+
+
+class JobMeter(MetricTable):
     """Counts jobs, and what becomes of them. Every method is cheap and synchronous, and never raises."""
 
+    after = "shed_level"
+
     def __init__(self, metrics: Metrics) -> None:
+        """`metrics` are those of the core: what lines cost at a provider's own Batch API is counted as that of calls."""
         self._metrics = metrics
+        self.work = WorkMetrics()
+        self.jobs = Counts("jobs_total", "Durable jobs that have ended, by how.", "kind", "outcome")
+        self.jobs_depth = Levels("jobs_depth", "Pieces of jobs: ready, for later, claimed.", "segment", "lane", "state")
+        self.jobs_oldest = Levels(
+            "jobs_oldest_seconds", "How long the oldest of them could have begun.", "segment", "lane", "state"
+        )
+        self.dead_letters = Levels("dlq_depth", "Dead letters: work that failed for good.", "kind", "class")
+        self.dead_oldest = Levels("dlq_oldest_seconds", "How long the oldest of them is there.", "kind", "class")
+        self.replays = Counts(
+            "dlq_replays_total", "Dead letters that were run again, by how that ended.", "class", "outcome"
+        )
+        self.job_waits = Distribution("job_wait_seconds", "From a job's time to its begin.", SECONDS)
+        self.job_runs = Distribution("job_run_seconds", "From a job's begin to its end.", SECONDS, "kind")
+        self.job_attempts = Counts(
+            "job_attempts_total", "Attempts of jobs and lines with another behind them.", "class"
+        )
 
     def began(self, job: Job, waited_s: float) -> None:
         """Counts a job whose first piece has begun, so long after it could have."""
-        self._metrics.job_waits.observe((), max(0.0, waited_s))
+        self.job_waits.observe((), max(0.0, waited_s))
 
     def ended(self, job: Job, state: JobState, ran_s: float) -> None:
         """Counts a job that has ended, so long after it began."""
-        self._metrics.jobs.totals[str(job.kind), str(state)] += 1
-        self._metrics.job_runs.observe((str(job.kind),), max(0.0, ran_s))
+        self.jobs.totals[str(job.kind), str(state)] += 1
+        self.job_runs.observe((str(job.kind),), max(0.0, ran_s))
 
     def tried_again(self, error_class: str) -> None:
         """Counts an attempt that came to nothing, after which there is another."""
-        self._metrics.job_attempts.totals[(error_class,)] += 1
+        self.job_attempts.totals[(error_class,)] += 1
 
     def lines(self, results: Sequence[LineResult]) -> None:
         """Counts lines of batches whose results were committed."""
         failed = sum(result.is_failed for result in results)
-        self._metrics.job_lines.totals[("failed",)] += failed
-        self._metrics.job_lines.totals[("completed",)] += len(results) - failed
+        self.work.job_lines.totals[("failed",)] += failed
+        self.work.job_lines.totals[("completed",)] += len(results) - failed
 
     def claim_lost(self) -> None:
         """Counts a claim that ended while its worker still worked on it."""
-        self._metrics.job_claims_lost.totals[()] += 1
+        self.work.job_claims_lost.totals[()] += 1
 
     def braked(self, error_class: str) -> None:
         """Counts a batch that was slowed down to single tries."""
-        self._metrics.brakes.totals[(error_class,)] += 1
+        self.work.brakes.totals[(error_class,)] += 1
 
     def degraded(self, code: str) -> None:
         """Counts a call that became a job where it would have been refused with this code."""
-        self._metrics.jobs_degraded.totals[(code,)] += 1
+        self.work.jobs_degraded.totals[(code,)] += 1
 
     def delivered(self, endpoint: str, result: str) -> None:
         """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
-        self._metrics.webhooks.totals[endpoint, result] += 1
+        self.work.webhooks.totals[endpoint, result] += 1
 
     def paid(
         self, model: str, target: str, key: str, results: Sequence[LineResult], estimated: Collection[int] = ()
@@ -75,15 +122,15 @@ class JobMeter:
 
     def set_early_runs(self, number: int) -> None:
         """Sets how many runs, and steps of runs that stay, were forgotten for want of room."""
-        self._metrics.runs_early.totals[()] = number
+        self.work.runs_early.totals[()] = number
 
     def set_early_responses(self, number: int) -> None:
         """Sets how many kept responses were forgotten for want of room."""
-        self._metrics.responses_early.totals[()] = number
+        self.work.responses_early.totals[()] = number
 
     def set_native_parts(self, parts: Mapping[str, int]) -> None:
         """Sets how many parts are at providers now, by how far they have come."""
-        self._metrics.native_parts.values = {(state,): number for state, number in parts.items()}
+        self.work.native_parts.values = {(state,): number for state, number in parts.items()}
 
     def dead(self, groups: Sequence[DeadGroup], now: float) -> None:
         """Sets how many dead letters there are; `now` is wall-clock seconds."""
@@ -93,15 +140,13 @@ class JobMeter:
             labels = (str(group.kind), group.error_class)
             depth[labels] = depth.get(labels, 0) + group.number
             oldest[labels] = max(oldest.get(labels, 0.0), now - group.oldest_at)
-        self._metrics.dead_letters.values, self._metrics.dead_oldest.values = depth, oldest
+        self.dead_letters.values, self.dead_oldest.values = depth, oldest
 
     def replayed(self, error_class: str, *, is_ok: bool) -> None:
         """Counts the end of a dead letter's replay."""
-        self._metrics.replays.totals[error_class, "ok" if is_ok else "failed"] += 1
+        self.replays.totals[error_class, "ok" if is_ok else "failed"] += 1
 
     def set_depth(self, depth: Mapping[tuple[str, Lane, str], JobDepth], now: float) -> None:
         """Sets what waits and runs now; `now` is wall-clock seconds."""
-        self._metrics.jobs_depth.values = {labels: of.number for labels, of in depth.items()}
-        self._metrics.jobs_oldest.values = {
-            labels: max(0.0, now - of.oldest_at) for labels, of in depth.items() if of.number
-        }
+        self.jobs_depth.values = {labels: of.number for labels, of in depth.items()}
+        self.jobs_oldest.values = {labels: max(0.0, now - of.oldest_at) for labels, of in depth.items() if of.number}

@@ -1,18 +1,19 @@
 """Sessions between clients and providers: frames go through as they come, usage is counted, and each ends once.
 
-In this order: signs of life; one session; and the opening of sessions. Callbacks only: a session has no task and no timer of
-its own, `sweep` looks after all of them. Invariant: whichever side leaves first, the other one learns so with its code, and
-the call's account is closed exactly once.
+In this order: signs of life; one session; the opening of sessions; and their metrics. Callbacks only: a session has no task
+and no timer of its own, `sweep` looks after all of them. Invariant: whichever side leaves first, the other one learns so with
+its code, and the call's account is closed exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.core.call import Call, ErrorAnswer, Opened, Reply, Stream
 from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.ledger import answer_headers, cost_usd, usage_usd
 from gateway.core.limits.estimate import Cost
+from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.openai.headers import response_headers
 from gateway.core.openai.usage import added
 from gateway.core.pipeline import Pipeline
@@ -476,3 +477,26 @@ def _socket_of(opened: Opened) -> Socket | None:
         return None
     socket: Socket | None = getattr(opened.relay.answer, "socket", None)
     return socket
+
+
+class RealtimeMetrics(MetricTable):
+    """The metrics of sessions."""
+
+    after = "estimated_usage_total"
+
+    def __init__(self) -> None:
+        self.realtime_sessions = Levels("realtime_sessions", "Realtime sessions that are open.", "target")
+        self.realtime_frames = Counts(
+            "realtime_frames_total", "Frames of realtime sessions, by who has sent them.", "target", "from"
+        )
+        self.realtime_errors = Counts(
+            "realtime_errors_total", "Error events and failed responses of realtime sessions.", "target"
+        )
+
+    def set_traffic(self, traffic: Mapping[str, tuple[int, int, int, int]]) -> None:
+        """Sets by target the sessions that are open, and frames of clients and of the provider, and errors, so far."""
+        for name, (sessions, of_clients, of_provider, errors) in traffic.items():
+            self.realtime_sessions.values[(name,)] = sessions
+            self.realtime_frames.totals[name, "client"] = of_clients
+            self.realtime_frames.totals[name, "provider"] = of_provider
+            self.realtime_errors.totals[(name,)] = errors

@@ -37,6 +37,7 @@ from gateway.core.errors import (
 from gateway.core.http.writing import AnyCycle, Cycle
 from gateway.core.intake import InFlight, ServedRequest, Serving, StopReason
 from gateway.core.ledger import answer_headers
+from gateway.core.metrics import Levels, MetricTable
 from gateway.core.openai.json_edit import Outline
 from gateway.core.openai.sse import error_in, json_object, response_failed
 from gateway.core.ports import Meter
@@ -74,6 +75,19 @@ _OF_HANDSHAKE = tuple(b"upgrade connection content- transfer-encoding expect x-r
 """The beginnings of headers that no turn has, besides those of WebSockets."""
 _OF_ONE_CALL = (b"idempotency-key", b"x-gateway-step", b"x-gateway-step-on-change", b"prefer")
 _JSON_TYPE = (b"content-type", b"application/json")
+
+
+class ResponseSocketMetrics(MetricTable):
+    """The metric of connections."""
+
+    after = "estimated_usage_total"
+
+    def __init__(self) -> None:
+        self.response_sockets = Levels("responses_websockets", "WebSockets of Responses that are open.")
+
+    def set_open(self, number: int) -> None:
+        """Sets how many are open."""
+        self.response_sockets.values[()] = number
 
 
 class ResponseSocketDoor:

@@ -45,6 +45,8 @@ def test_a_slow_model_is_asked_for_less_until_it_is_well_below_again() -> None:
         assert seen[-1] == plain, "what was long ago tells nothing of now"
 
     asyncio.run(story())
+    counted = bench.products.slow_models._metrics.degraded.totals
+    assert dict(counted) == {("m",): sum(header is not None for header, _ in seen)}
 
 
 async def test_the_retry_of_a_lowered_call_is_known_by_what_its_client_sent() -> None:

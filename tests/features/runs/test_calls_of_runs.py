@@ -17,6 +17,7 @@ from gateway.core.call import Call, CallRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.metrics import Metrics
 from gateway.core.snapshot import Key
+from gateway.core.telemetry import CallCounter
 from gateway.core.types import Attempt, Usage
 from gateway.features.runs.http import WorkflowStats
 from gateway.features.runs.metrics import MOST_UNKNOWN, RunCounter
@@ -110,8 +111,7 @@ class Town:
         self.bench = Bench([ScriptedUpstream()])
         self.clock: FakeClock = self.bench.clock
         self.workflows = {one.name: one for one in workflows}
-        self.metrics = Metrics()
-        self.counter = RunCounter(self.metrics)
+        self.counter = self.metrics = RunCounter()
         self.tables = [RunTable(self.clock, lambda: self.workflows, self.counter, kept) for _ in range(replicas)]
 
     def call(self, run: str, task: str, workflow: str = "invoice", **changes: Any) -> Call:
@@ -623,7 +623,7 @@ def test_failed_attempts_are_money_of_the_run_and_a_good_end_is_a_recovery() -> 
         assert table.outcome(record) is RunOutcome.SUCCEEDED
 
     run(story())
-    RunCounter(metrics).recovered(bench.account)
+    CallCounter(metrics).count(bench.account)
     assert dict(metrics.recoveries.totals) == {("interactive", "true"): 1}
 
 

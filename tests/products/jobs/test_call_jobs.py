@@ -39,7 +39,7 @@ def test_a_job_is_served_and_its_answer_kept() -> None:
         assert (job.tally.completed, job.tally.input_tokens, job.tally.output_tokens) == (1, 3, 2)
         assert job.attempts == 1
         assert stage.changed == ["job_1"]
-        assert dict(stage.metrics.jobs.totals) == {("call", "succeeded"): 1}
+        assert dict(stage.meter.jobs.totals) == {("call", "succeeded"): 1}
         await stage.worker.aclose()
 
     run(story)

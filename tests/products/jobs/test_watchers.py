@@ -153,6 +153,6 @@ def test_a_claim_that_ended_here_is_not_lost() -> None:
         await asyncio.gather(running.task, return_exceptions=True)
 
         assert cleared == ["job_1"]
-        assert not stage.metrics.job_claims_lost.totals[()]
+        assert not stage.meter.work.job_claims_lost.totals[()]
 
     run(story)

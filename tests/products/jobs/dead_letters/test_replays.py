@@ -86,7 +86,7 @@ def test_letters_are_run_again_at_their_rate_and_their_outcome_is_written_back()
         assert await states(stage, letter_ids) == {LetterState.REPLAYED_OK: 30, LetterState.REPLAYED_FAILED: 10}
         (group,) = await stage.store.dead.groups(0)
         assert group.number == 10
-        assert stage.metrics.replays.totals == {("server_error", "ok"): 30, ("server_error", "failed"): 10}
+        assert stage.meter.replays.totals == {("server_error", "ok"): 30, ("server_error", "failed"): 10}
 
     run(story)
 

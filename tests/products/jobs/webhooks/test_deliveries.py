@@ -64,7 +64,7 @@ def test_the_end_of_a_job_is_told() -> None:
         assert seen.headers[b"webhook-signature"].split() == signatures
         assert seen.headers[b"webhook-id"].decode() == delivery.id
         assert (delivery.state, delivery.attempts) == (JobState.SUCCEEDED, 1)
-        assert dict(hooks.stage.metrics.webhooks.totals) == {("crm", "ok"): 1}
+        assert dict(hooks.stage.meter.work.webhooks.totals) == {("crm", "ok"): 1}
         await hooks.worker.aclose()
 
     run(story)
@@ -94,7 +94,7 @@ def test_a_delivery_that_fails_is_tried_by_the_schedule_and_fails_at_its_end(
         assert (delivery.state, delivery.attempts) == (JobState.FAILED, len(SCHEDULE_S))
         assert delivery.last_error is not None
         assert delivery.last_error.error_class == f"webhook_{result}"
-        assert dict(hooks.stage.metrics.webhooks.totals) == {("crm", result): len(SCHEDULE_S)}
+        assert dict(hooks.stage.meter.work.webhooks.totals) == {("crm", result): len(SCHEDULE_S)}
         await hooks.worker.aclose()
 
     with caplog.at_level(logging.WARNING, "gateway.jobs"):

@@ -74,7 +74,7 @@ def test_the_url_of_a_request_is_told_under_its_keys_secret() -> None:
         assert seen.headers[b"webhook-signature"] == b"v1," + base64.b64encode(work.digest())
         assert {job.about[ENDPOINT]: job.state for job in jobs} == dict.fromkeys(("crm", REQUESTED), JobState.SUCCEEDED)
         assert len({seen.headers[b"webhook-id"], *(one.headers[b"webhook-id"] for one in hooks.attempts())}) == 2
-        assert dict(hooks.stage.metrics.webhooks.totals) == {("crm", "ok"): 1, (REQUESTED, "ok"): 1}
+        assert dict(hooks.stage.meter.work.webhooks.totals) == {("crm", "ok"): 1, (REQUESTED, "ok"): 1}
         await hooks.worker.aclose()
 
     run(story)
