@@ -60,6 +60,8 @@ from gateway.dialects.upstream import Languages
 from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
 from gateway.emulator import Emulators
 from gateway.features.degrade.service import DegradeMetrics
+from gateway.features.grouping.service import GroupMetrics
+from gateway.features.output.service import OutputMetrics
 from gateway.features.ownership.http import object_routes
 from gateway.features.ownership.service import ObjectMetrics
 from gateway.features.reuse.http import cache_routes
@@ -134,6 +136,8 @@ class ProductMeters:
         self.objects = ObjectMetrics()
         self.thinking = ThinkingMetrics()
         self.jobs = JobMeter(telemetry.metrics)
+        self.outputs = OutputMetrics()
+        self.groups = GroupMetrics()
         self.runs = RunCounter()
         self.degrade = DegradeMetrics()
         self.state = SharedStoreMetrics()
@@ -143,6 +147,8 @@ class ProductMeters:
         telemetry.register(self.objects)
         telemetry.register(self.thinking)
         telemetry.register(self.jobs)
+        telemetry.register(self.outputs)
+        telemetry.register(self.groups)
         telemetry.register(self.jobs.work)
         telemetry.register(self.runs, self.runs.count)
         telemetry.register(self.degrade)
@@ -212,6 +218,8 @@ class Gateway:
             kept_clock=self._kept_clock,
             runs=self._runs,
             degrade_metrics=self._meters.degrade,
+            output_metrics=self._meters.outputs,
+            group_metrics=self._meters.groups,
         )
         self._realtime = RealtimeSessions(self._pipeline, self._products.runs)
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)

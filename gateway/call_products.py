@@ -17,8 +17,8 @@ from gateway.dialects.count_tokens import TokenCounts
 from gateway.dialects.message_ids import MessageIds
 from gateway.features.background_charges import Deferred
 from gateway.features.degrade.service import DegradeMetrics, SlowModels
-from gateway.features.grouping.service import Groups
-from gateway.features.output.service import Outputs
+from gateway.features.grouping.service import GroupMetrics, Groups
+from gateway.features.output.service import OutputMetrics, Outputs
 from gateway.features.ownership.service import Ownership
 from gateway.features.reuse.inspect import Savings
 from gateway.features.reuse.service import Replays
@@ -67,6 +67,8 @@ def install_products(
     kept_clock: Clock | None = None,
     runs: RunTable | None = None,
     degrade_metrics: DegradeMetrics | None = None,
+    output_metrics: OutputMetrics | None = None,
+    group_metrics: GroupMetrics | None = None,
 ) -> CallProducts:
     """Makes the products and installs them in the pipeline.
 
@@ -87,8 +89,8 @@ def install_products(
         repeated=RepeatedCalls(clock, accounts, replays.single_flight),
         slow_models=SlowModels(clock, admission.gates, degrade_metrics or DegradeMetrics()),
         deferred=Deferred(admission),
-        outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch),
-        groups=Groups(clock, pipeline.meter, admission, pipeline.attempts),
+        outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch, output_metrics),
+        groups=Groups(clock, admission, pipeline.attempts, group_metrics),
     )
     pipeline.install(products.in_order())
     return products

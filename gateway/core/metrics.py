@@ -215,11 +215,6 @@ class Metrics:
     lossy_fields: Counts = _counter(
         "lossy_fields_total", "Fields of calls that did not reach a target as they were said.", "target", "field", "how"
     )
-    output_checks: Counts = _counter(
-        "output_checks_total", "Answers that were checked against a schema.", "model", "result"
-    )
-    groups: Counts = _counter("groups_total", "Requests to providers that were made of several calls.", "model")
-    grouped_calls: Counts = _counter("grouped_calls_total", "Calls that such requests were made of.", "model")
     recovery: Distribution = _histogram(
         "recovery_seconds", "From a call's first failed attempt to its good end.", RUN_SECONDS, "lane"
     )

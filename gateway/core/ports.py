@@ -39,14 +39,6 @@ class Meter(Protocol):
         """Books one call that has ended: counts, tokens, money, times, and its log line."""
         ...
 
-    def grouped(self, model: str, calls: int) -> None:
-        """Counts calls that have become one request to a provider; `model` is an entry of the config."""
-        ...
-
-    def output_checked(self, model: str, result: str) -> None:
-        """Counts an answer that was checked; `model` is an entry of the config, `result` an `OutputResult`."""
-        ...
-
     def retry_denied(self, reason: str) -> None:
         """Counts an attempt that was prevented by `budget`, `tokens`, `money` or `key_budget`."""
         ...

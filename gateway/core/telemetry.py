@@ -335,15 +335,6 @@ class Telemetry(Collector):
         self._metrics.refused.totals[(code or "unknown",)] += 1
         self._put((request_id, path, status, code))
 
-    def grouped(self, model: str, calls: int) -> None:
-        """Calls that have become one request."""
-        self._metrics.groups.totals[(model,)] += 1
-        self._metrics.grouped_calls.totals[(model,)] += calls
-
-    def output_checked(self, model: str, result: str) -> None:
-        """An answer was checked against its schema."""
-        self._metrics.output_checks.totals[model, result] += 1
-
     def retry_denied(self, reason: str) -> None:
         """An attempt that would have been made was not."""
         self._metrics.denied.totals[(reason,)] += 1

@@ -61,12 +61,6 @@ class Ledger:
     def settled(self, record: CallRecord) -> None:
         self.records.append(record)
 
-    def output_checked(self, model: str, result: str) -> None:
-        pass
-
-    def grouped(self, model: str, calls: int) -> None:
-        pass
-
     def retry_denied(self, reason: str) -> None:
         raise AssertionError("a retry was denied")
 

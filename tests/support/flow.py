@@ -31,6 +31,7 @@ from gateway.core.types import (
     UpstreamFailed,
 )
 from gateway.drivers.opening import MemoryStore
+from gateway.features.output.service import OutputMetrics
 from gateway.features.reuse.rules import Caching
 from gateway.features.runs.table import RunTable
 
@@ -177,8 +178,14 @@ class Recorder:
     began_count: int = 0
     waits: list[tuple[str, float]] = field(default_factory=list)
     denied: list[str] = field(default_factory=list)
-    outputs: list[tuple[str, str]] = field(default_factory=list)
+    output_metrics: OutputMetrics = field(default_factory=OutputMetrics)
     moves: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def outputs(self) -> list[tuple[str, ...]]:
+        """The model and the result of each check, those of one kind together."""
+        totals = self.output_metrics.output_checks.totals
+        return [(model, str(result)) for (model, result), number in totals.items() for _ in range(int(number))]
 
     def began(self) -> None:
         self.began_count += 1
@@ -191,12 +198,6 @@ class Recorder:
 
     def settled(self, record: CallRecord) -> None:
         self.accounts.append(record)
-
-    def grouped(self, model: str, calls: int) -> None:
-        pass
-
-    def output_checked(self, model: str, result: str) -> None:
-        self.outputs.append((model, str(result)))
 
     def retry_denied(self, reason: str) -> None:
         self.denied.append(reason)
@@ -251,7 +252,7 @@ class Bench:
         """Makes the pipeline anew, with all products around its calls."""
         assert self.store is not None
         self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
-        self.products = install_products(self.pipeline, self.store, runs=runs)
+        self.products = install_products(self.pipeline, self.store, runs=runs, output_metrics=self.meter.output_metrics)
 
     @property
     def account(self) -> CallRecord:

@@ -31,7 +31,7 @@ change back and forth.
 class DegradeMetrics(MetricTable):
     """The metric of degraded calls."""
 
-    after = "grouped_calls_total"
+    after = "lossy_fields_total"
 
     def __init__(self) -> None:
         self.degraded = Counts(

@@ -2,10 +2,10 @@
 
     its key lets it in -> join a group -> (the window, or the group is full) -> one call, all its attempts -> each its part
 
-First one group, then all groups. A group stands behind what is each call's own (idempotency, caches, its key's limits and
-budget, its account), and before admission: what is admitted, held, tried again and given up is the group, as one request with
-the sum of its tokens. So a limit of requests is asked once, which is what groups are for, and a limit of tokens counts what it
-would count anyway.
+First one group, then their metrics, then all groups. A group stands behind what is each call's own (idempotency, caches, its
+key's limits and budget, its account), and before admission: what is admitted, held, tried again and given up is the group, as
+one request with the sum of its tokens. So a limit of requests is asked once, which is what groups are for, and a limit of
+tokens counts what it would count anyway.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gateway.core.call import Call, CallFeature, ErrorAnswer, Open, Opened, Rout
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import cost_usd, whole_usage
+from gateway.core.metrics import Counts, MetricTable
 from gateway.core.openai.sse import json_object
-from gateway.core.ports import Meter
 from gateway.core.snapshot import Target
 from gateway.core.types import RawHeaders, Usage
 from gateway.features.grouping.rules import (
@@ -145,6 +145,21 @@ FAULTS = frozenset((400, 413, 422))
 log = logging.getLogger("gateway")
 
 
+class GroupMetrics(MetricTable):
+    """The metrics of groups."""
+
+    after = "lossy_fields_total"
+
+    def __init__(self) -> None:
+        self.groups = Counts("groups_total", "Requests to providers that were made of several calls.", "model")
+        self.grouped_calls = Counts("grouped_calls_total", "Calls that such requests were made of.", "model")
+
+    def sent(self, model: str, calls: int) -> None:
+        """Counts calls that have become one request to a provider; `model` is an entry of the config."""
+        self.groups.totals[(model,)] += 1
+        self.grouped_calls.totals[(model,)] += calls
+
+
 class Groups(CallFeature):
     """All groups of the process.
 
@@ -154,13 +169,16 @@ class Groups(CallFeature):
     still waits for it.
     """
 
-    __slots__ = ("_admission", "_attempts", "_clock", "_meter", "_open", "_running")
+    __slots__ = ("_admission", "_attempts", "_clock", "_metrics", "_open", "_running")
 
     options: frozenset[bytes] = frozenset((b"group",))
 
-    def __init__(self, clock: Clock, meter: Meter, admission: Admission, attempts: Attempts) -> None:
+    def __init__(
+        self, clock: Clock, admission: Admission, attempts: Attempts, metrics: GroupMetrics | None = None
+    ) -> None:
+        """Without `metrics` groups are counted nowhere."""
         self._clock = clock
-        self._meter = meter
+        self._metrics = GroupMetrics() if metrics is None else metrics
         self._admission = admission
         self._attempts = attempts
         self._open: dict[Hashable, Group] = {}
@@ -252,7 +270,7 @@ class Groups(CallFeature):
             _answer(group.members[0], None)
             return
         call = group.join_calls()
-        self._meter.grouped(call.model.name, len(group.members))
+        self._metrics.sent(call.model.name, len(group.members))
         group.task = asyncio.create_task(self._serve(group, call))
         self._running.add(group.task)
         group.task.add_done_callback(self._running.discard)

@@ -37,6 +37,7 @@ from gateway.core.call import (
 from gateway.core.clock import Clock
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.ledger import cost_usd, whole_usage
+from gateway.core.metrics import Counts, MetricTable
 from gateway.core.openai.sse import json_object
 from gateway.core.ports import Meter
 from gateway.core.racing import CANCELLED
@@ -88,16 +89,35 @@ class OutputInvalid(CallerFault):
     code = "output_invalid"
 
 
+class OutputMetrics(MetricTable):
+    """The metric of checks."""
+
+    after = "lossy_fields_total"
+
+    def __init__(self) -> None:
+        self.output_checks = Counts(
+            "output_checks_total", "Answers that were checked against a schema.", "model", "result"
+        )
+
+
 class Outputs(CallFeature):
     """Checks answers. One per process; holds no state of any call but what is in it."""
 
-    __slots__ = ("_admission", "_attempts", "_clock", "_judge", "_meter", "_repairs", "_schemas", "_watch")
+    __slots__ = ("_admission", "_attempts", "_clock", "_judge", "_meter", "_metrics", "_repairs", "_schemas", "_watch")
 
     options: frozenset[bytes] = frozenset((b"output",))
 
     def __init__(
-        self, clock: Clock, meter: Meter, admission: Admission, attempts: Attempts, watch: AttemptDeadlines
+        self,
+        clock: Clock,
+        meter: Meter,
+        admission: Admission,
+        attempts: Attempts,
+        watch: AttemptDeadlines,
+        metrics: OutputMetrics | None = None,
     ) -> None:
+        """Without `metrics` checks are counted nowhere."""
+        self._metrics = OutputMetrics() if metrics is None else metrics
         self._clock = clock
         self._meter = meter
         self._admission = admission
@@ -299,7 +319,7 @@ class Outputs(CallFeature):
 
     def _conclude(self, call: Call, check: OutputCheck, result: OutputResult) -> None:
         check.result = result
-        self._meter.output_checked(call.model.name, result)
+        self._metrics.output_checks.totals[call.model.name, result] += 1
 
     # --- streams that are relayed ---
 

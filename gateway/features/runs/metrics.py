@@ -17,7 +17,7 @@ BAD_TASK: Labels = ("task", "false")
 class RunCounter(MetricTable):
     """Counts calls of workflows, and runs."""
 
-    after = "grouped_calls_total"
+    after = "lossy_fields_total"
 
     def __init__(self) -> None:
         self.workflow_calls = Counts(

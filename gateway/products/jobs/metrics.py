@@ -13,7 +13,7 @@ from gateway.products.jobs.model import Job, JobDepth, JobState, LineResult
 class WorkMetrics(MetricTable):
     """The metrics of what jobs are made of, and of what is kept and sent of them."""
 
-    after = "grouped_calls_total"
+    after = "lossy_fields_total"
 
     def __init__(self) -> None:
         self.jobs_degraded = Counts(
