@@ -30,6 +30,7 @@ from gateway.features.runs.table import RunTable
 from gateway.process import find_trim, resident_bytes
 from gateway.products.realtime.service import RealtimeSessions
 from gateway.products.work import JobWork
+from gateway.sections import SECTIONS
 
 TICK_S = 1.0
 log = logging.getLogger("gateway")
@@ -64,6 +65,7 @@ class Reloading:
         self._reloader = Reloader(
             config,
             environ,
+            sections=SECTIONS,
             load=lambda: load(policies.current.version + 1),
             install=self._install,
             current=policies.current,

@@ -44,6 +44,7 @@ from gateway.dialects.http import (
     is_googles,
     models_page,
 )
+from gateway.products.pipelines.compile import PIPELINES
 from gateway.products.realtime.http import PATHS, RealtimeEndpoint
 from gateway.products.responses.socket import PATHS as SOCKET_PATHS
 from gateway.products.responses.socket import ResponseSocketDoor
@@ -194,12 +195,12 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
             return googles_page(request, policy)
         key, _ = request_fields.authenticate(policy, request_fields.index_headers(request.scope["headers"]))
         if is_anthropics(request):
-            names = [*policy.models, *(plan.model_name for plan in policy.pipelines.values())]
+            names = [*policy.models, *(plan.model_name for plan in PIPELINES.of(policy).values())]
             return json_response(models_page(request, [n for n in names if _may_use(key, n)], policy.loaded_at))
         models = [_model_object(m.name, m, policy.loaded_at) for m in policy.models.values() if _may_use(key, m.name)]
         models += [
             _model_object(plan.model_name, None, policy.loaded_at)
-            for plan in policy.pipelines.values()
+            for plan in PIPELINES.of(policy).values()
             if _may_use(key, plan.model_name)
         ]
         return json_response({"object": "list", "data": models})

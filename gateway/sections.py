@@ -6,8 +6,12 @@ from typing import Final
 
 from gateway.features.degrade.config import DegradeSection
 from gateway.features.grouping.config import GroupingSection
+from gateway.features.output.config import OutputSection
+from gateway.products.pipelines.config import PipelinesSection
 
 SECTIONS: Final = (
     GroupingSection(),
+    PipelinesSection(),
+    OutputSection(),
     DegradeSection(),
 )

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "emulator": set(),
     "features": {"admin", "cli", "core", "dialects", "drivers", "fleet", "products", "routes"},
     "fleet": {"core", "drivers", "features"},
-    "housekeeping": {"admin", "core", "dialects", "features", "process", "products"},
+    "housekeeping": {"admin", "core", "dialects", "features", "process", "products", "sections"},
     "process": set(),
     "products": {"admin", "cli", "core", "dialects", "drivers", "features", "fleet", "routes", "workers"},
     "routes": {"core", "dialects", "products"},

@@ -30,12 +30,13 @@ from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.dialects.target_languages import Conversion
 from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
 from gateway.features.grouping.rules import GROUPING, RESULTS
-from gateway.features.output.rules import CHECKED, OutputRule
+from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.reuse.rules import Caching, applies
 from gateway.features.runs.rules import OTHER, RunPart
 from gateway.features.runs.step import part_of, run_words
 from gateway.products.jobs.admin import attempt_usd, explain_job
 from gateway.products.jobs.model import RESPONSE, is_ours
+from gateway.products.pipelines.compile import PIPELINE
 from gateway.products.responses.keeping import RESPONSES, keeping_of
 from gateway.products.responses.rules import Keeping, keeps, read_response_options
 from gateway.routes import ENDPOINTS
@@ -90,10 +91,10 @@ def _lines(
     yield f"lane      {_lane(key, model)}"
     plan = plan_route(policy, key, model, endpoint, is_callers=False)
     yield f"deadline  {_deadline(plan)}"
-    if model.pipeline is not None:
-        steps = ", ".join(model.pipeline.steps)
+    if (pipeline := PIPELINE.of(model)) is not None:
+        steps = ", ".join(pipeline.steps)
         yield f"pipeline  a run of its steps, each a job: {steps}"
-        yield f"          gateway pipelines explain {model.pipeline.name} shows them"
+        yield f"          gateway pipelines explain {pipeline.name} shows them"
         return
     if not peeked.stream and model.holding.interim is None and plan.deadline_s > PROXY_PATIENCE_S:
         yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
@@ -106,8 +107,8 @@ def _lines(
     if (grouping := GROUPING.of(model)) is not None and endpoint.name in RESULTS:
         shown = f"{grouping.most} inputs, or {grouping.window_s * 1000:g} ms"
         yield f"grouped   with calls that differ in their inputs only: up to {shown}"
-    if model.output is not None and endpoint.name in CHECKED:
-        yield f"output    {_output(model.output, is_stream=peeked.stream)}"
+    if (output := OUTPUT.of(model)) is not None and endpoint.name in CHECKED:
+        yield f"output    {_output(output, is_stream=peeked.stream)}"
     yield from explain_job(policy, endpoint, key, peeked, model, body)
     if (keeping := explain_keeping(policy, endpoint, key, peeked, model)) is not None:
         yield f"response  kept {keeping}"

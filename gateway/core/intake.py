@@ -64,6 +64,7 @@ from gateway.features.runs.step import (
     without_own_baggage,
 )
 from gateway.products.jobs.model import JobsOff
+from gateway.products.pipelines.compile import PIPELINE
 
 if TYPE_CHECKING:
     from gateway.core.call import Call
@@ -755,7 +756,7 @@ class Intake:
             if not call.policy.jobs.is_on:
                 raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
             step = read_step(index, "" if call.part is None else call.part.run)
-            if call.model.pipeline is not None:  # it remembers its own steps
+            if PIPELINE in call.model.settings:  # it remembers its own steps
                 raise not_a_step("a pipeline", "model")
             if call.part is not None:
                 call.part.step, call.part.is_durable = step, True

@@ -51,7 +51,7 @@ from gateway.core.openai.usage import costs_nothing, count_answers
 from gateway.core.patience import SDK_S, UNKNOWN_S
 from gateway.core.snapshot import Key, Model, PolicySnapshot, for_key
 from gateway.core.types import LANES, PASSTHROUGH, Endpoint, Lane, RawHeaders
-from gateway.features.output.rules import CHECKED, OutputRule
+from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.runs import step
 
 MOST_PLANS = 4096
@@ -113,7 +113,7 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         is_restricted=key.allows is not None,
         takes_comments=(endpoint.usage_option or endpoint.sse != "chat") and endpoint.sse != "generate",
         takes_interim=model.holding.interim is not None,
-        output=model.output if endpoint.name in CHECKED else None,
+        output=OUTPUT.of(model) if endpoint.name in CHECKED else None,
         facts=RouteFacts(policy, key, model, endpoint, is_callers),
     )
 

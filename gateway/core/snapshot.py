@@ -34,14 +34,12 @@ from gateway.core.types import (
     Upstream,
 )
 from gateway.credentials.auth import CloudAuth
-from gateway.features.output.rules import OutputRule
 from gateway.features.ownership.rules import ObjectRules
 from gateway.features.reuse.rules import Caching
 from gateway.features.runs.rules import Workflows
 from gateway.fleet.lease import SharedState
 from gateway.products.jobs.rules import JobRules, Jobs
 from gateway.products.jobs.webhooks.rules import Webhooks, WebhookSettings
-from gateway.products.pipelines.compile import PREFIX, PipelinePlan
 
 # --- what products compile of the config: the core carries it, and does not know what it is ---
 
@@ -79,6 +77,10 @@ class Setting(Generic[SettingT]):
 
 class DescribesSettings(Protocol):
     """Shows one product's settings of the models and keys of a snapshot."""
+
+    def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns the snapshot as it is shown, with this product's part."""
+        ...
 
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the model as it is shown, with this product's part."""
@@ -308,15 +310,11 @@ class Model:
     caching: Caching = field(default_factory=Caching)
     jobs: JobRules = field(default_factory=JobRules, repr=False)
     """How its jobs are tried."""
-    output: OutputRule | None = None
-    """The form that its answers have to have, by its policy; None: whatever they are."""
     on_loss: OnLoss = "report"
     prefers_native: bool = True
     """Within one tier, targets that speak the caller's language go before those that a call is converted for."""
     remembers_thinking: bool = True
     """Keep what its answers are signed with for callers that do not send it back."""
-    pipeline: PipelinePlan | None = field(default=None, repr=False)
-    """The pipeline that its calls are runs of, which go to no target by themselves; None: they are calls."""
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
     model_for_caller_credentials: Model | None = None
@@ -444,8 +442,6 @@ class PolicySnapshot:
     """The rules of whose a provider's objects are; None: all callers are one tenant, and it does not matter."""
     jobs: Jobs = field(default_factory=Jobs)
     """The rules of durable work: where it is kept, and how it runs."""
-    pipelines: Mapping[str, PipelinePlan] = field(default_factory=dict)
-    """The pipelines by name, which as a model has `pipelines/` before it."""
     webhooks: Webhooks = field(default_factory=dict)
     webhook_settings: WebhookSettings = field(default_factory=WebhookSettings)
     """The receivers of the ends of jobs."""
@@ -453,6 +449,8 @@ class PolicySnapshot:
     """The workflows that are declared, by name."""
     settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
     """What products have compiled of the config, without what is as usual."""
+    extra_models: Mapping[str, Callable[[PolicySnapshot, str], Model | None]] = field(default_factory=dict, repr=False)
+    """Finds the models that are no entry of the config, by the beginning of their names; no pattern is asked for these."""
     sections: tuple[DescribesSettings, ...] = field(default=(), repr=False, compare=False)
     """What shows the settings where the snapshot is shown."""
     notices: tuple[str, ...] = ()
@@ -471,9 +469,9 @@ class PolicySnapshot:
         model = self.models.get(name)
         if model is not None:
             return model
-        if self.pipelines and name.startswith(PREFIX):  # then no pattern is asked: a name that is misspelt is no model
-            plan = self.pipelines.get(name.removeprefix(PREFIX))
-            return None if plan is None else Model(name, (), (), jobs=self.jobs.default, pipeline=plan)
+        for prefix, find in self.extra_models.items():
+            if name.startswith(prefix):  # then no pattern is asked: a name that is misspelt is no model
+                return find(self, name)
         return next((model for pattern, model in self.patterns if pattern.match(name)), None)
 
 

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from gateway.emulator.config import parse_script_entry
+from gateway.features.output.rules import OUTPUT
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import with_jobs
 from tests.e2e.harness import KEYS, WEB_KEY, Running, config_of, connect, post, until
@@ -106,7 +107,7 @@ async def test_a_changed_schema_is_read_again(start: StartGateway, tmp_path: Pat
     await until(lambda: gateway.gateway._policies.current is not before)
     after = gateway.gateway._policies.current
     await gateway.stop()
-    assert before.models["filed"].output != after.models["filed"].output
+    assert OUTPUT.of(before.models["filed"]) != OUTPUT.of(after.models["filed"])
     assert before.models["filed"].caching.version != after.models["filed"].caching.version
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gateway.cli.main import main
+from gateway.products.pipelines.compile import PIPELINES
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import WEB, ask, end_of, look, new_job, policies, result_of, take, with_jobs
 from tests.e2e.harness import KEYS, WEB_KEY, Running, get, post, until
@@ -194,7 +195,7 @@ async def test_a_run_keeps_to_the_plan_that_it_began_with(gateway: Running, tmp_
         place.write_text(yaml.safe_dump({"steps": {**ONE["steps"], "last": last}}))
         gateway.gateway.reload()
         plans = gateway.gateway._policies
-        await until(lambda: words in str(plans.current.pipelines["one"].source))
+        await until(lambda: words in str(PIPELINES.of(plans.current)["one"].source))
 
     await write("old")
     gateway.script("slow_first_token;seconds=1")

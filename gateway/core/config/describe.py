@@ -19,10 +19,8 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import BodyEdits
 from gateway.core.snapshot import Counting, DescribesSettings, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import Server
-from gateway.features.output.rules import OutputRule
 from gateway.features.reuse.rules import Caching
 from gateway.fleet.lease import SharedState
-from gateway.products.pipelines.compile import PipelinePlan
 
 
 def plain(value: object) -> Any:
@@ -47,7 +45,7 @@ def shown(item: Any, *without: str, **instead: Any) -> dict[str, Any]:
 def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
     """Returns the whole snapshot, ready for JSON."""
     models = (*snapshot.models.values(), *(model for _, model in snapshot.patterns))
-    return shown(
+    described = shown(
         snapshot,
         *("patterns", "anonymous", "lane_deadline_s", "emulated"),
         server=_server(snapshot.server),
@@ -64,14 +62,11 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
         passthrough=snapshot.passthrough.provider if snapshot.passthrough else None,
         objects=_objects(snapshot),
         jobs=shown(snapshot.jobs, settings=shown(snapshot.jobs.settings, redis=_redis(snapshot.jobs.settings.redis))),
-        pipelines={name: _pipeline(plan) for name, plan in snapshot.pipelines.items()},
         keys=[describe_key(key) for key in snapshot.keys.values()],
     )
-
-
-def _pipeline(plan: PipelinePlan) -> dict[str, Any]:
-    """Returns what a pipeline is, without its prompts."""
-    return {"digest": plan.digest, "steps": list(plan.steps), "models": plan.models, "usd_per_run": plan.usd_per_run}
+    for section in snapshot.sections:
+        described = section.describe(snapshot, described)
+    return described
 
 
 def _redis(shared: SharedState | None) -> dict[str, Any] | None:
@@ -127,18 +122,10 @@ def describe_model(model: Model, sections: Iterable[DescribesSettings] = ()) -> 
         context_plan=[target.name for target in model.context_plan],
         retries=describe_retries(model.retries),
         cache=describe_caching(model.caching),
-        output=_output(model.output),
     )
     for section in sections:
         described = section.describe_model(model, described)
     return described
-
-
-def _output(rule: OutputRule | None) -> dict[str, Any] | None:
-    """Returns what answers have to be; a schema by the first digits of its SHA-256."""
-    if rule is None:
-        return None
-    return shown(rule, schema="request" if rule.schema is None else rule.schema.digest.hex()[:12])
 
 
 def describe_target(target: Target) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path as FilePath
@@ -33,7 +33,6 @@ from gateway.core.config.models import (
     compile_patterns,
     pairs_of,
     places_of,
-    schema_files,
 )
 from gateway.core.config.policies import PolicySets, list_error_files, list_policy_files, read_policies
 from gateway.core.config.prices import Tokenizers, load_tokenizers, price_finder
@@ -50,22 +49,15 @@ from gateway.core.config.sections import (
 from gateway.core.config.source import Document, Path, Problem, printable, read_document
 from gateway.core.config.state import state_section
 from gateway.core.errors import ConfigError
-from gateway.core.snapshot import Key, PolicySnapshot, Provider
+from gateway.core.snapshot import Key, PolicySnapshot, Provider, with_settings
 from gateway.core.types import Upstream
 from gateway.credentials.config import cloud_notices
 from gateway.dialects.known import ListedModels
-from gateway.features.output.config import output_notices
 from gateway.features.ownership.config import object_notices, object_rules
 from gateway.features.reuse.config import store_bounds
 from gateway.products.jobs.config import job_notices, job_settings
 from gateway.products.jobs.rules import Jobs
 from gateway.products.jobs.webhooks.config import signing, webhook_notices, webhook_section, webhook_settings
-from gateway.products.pipelines.config import (
-    compile_pipelines,
-    list_pipeline_files,
-    list_schema_files,
-    pipeline_notices,
-)
 
 LITELLM = ("model_list", "litellm_settings", "router_settings", "general_settings")
 """The sections of a config of LiteLLM's proxy (its docs, "All settings"); none of them is one of ours."""
@@ -111,16 +103,17 @@ def load_snapshot(
     config = check(entry_kinds(sections).config, document, ()) if document else None
     if document is None or config is None:
         raise _config_error(problems)
-    reading = ConfigReading(document, config)
-    policies = _read_policies(document, config, environ)
+    policies = _read_policies(document, config, environ, sections)
+    reading = ConfigReading(document, config, policies.folders)
     server = server_section(document, config, host)
     state, shared = state_section(document, config)
     groups, kinds = provider_section(reading, environ, entry_kinds(sections).provider)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     keys = key_section(reading, server, policies.workflows, entry_kinds(sections).key)
     routes = check_routes(reading, policies, sections)
-    plans = compile_pipelines(policies.pipelines, config.models)
-    check_endpoints(reading, routes, ConfigParts(groups, kinds, policies, plans), sections)
+    for section in sections:
+        section.read(reading)
+    check_endpoints(reading, routes, ConfigParts(groups, kinds, policies), sections)
     relayed = passthrough_section(document, config, providers)
     objects = object_rules(document, config, providers, keys.values())
     jobs = job_settings(document, config, state, shared)
@@ -155,20 +148,20 @@ def load_snapshot(
         ):  # its price is known from now on, so that no call has to look it up: finders remember
             target.find_rates(target.model)
     documents = (document, *policies.documents)
-    schemas = schema_files(routes)
     authorities = {one.ca_file: one.ca_digest or "" for one in providers.values() if one.ca_file is not None}
-    return PolicySnapshot(
+    reading.built = models
+    snapshot = PolicySnapshot(
         version=version,
         digest=_digest(
             documents,
             [
-                *(plan.digest for plan in plans.values()),
-                *(one.hex() for one in schemas.values()),
+                *reading.digests,
+                *(one.hex() for one in reading.files.values()),
                 *authorities.values(),
             ],
         ),
         loaded_at=now_wall,
-        files=(*(d.file for d in documents), *schemas, *authorities),
+        files=(*(d.file for d in documents), *reading.files, *authorities),
         server=server,
         providers=providers,
         models={name: model for name, model in models.items() if not is_pattern(name)},
@@ -185,23 +178,27 @@ def load_snapshot(
         passthrough_admin=relayed is not None and relayed.admin,
         objects=objects,
         jobs=Jobs(jobs, policies.jobs),
-        pipelines=plans,
         webhooks=webhooks,
         webhook_settings=leaving,
         workflows=policies.workflows,
         sections=sections,
+        emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),
+    )
+    snapshot = with_settings(snapshot, reading.settings)
+    for section in sections:
+        snapshot = section.finish(reading, snapshot)
+    return replace(
+        snapshot,
         notices=(
             *cloud_notices(providers, environ),
             *find_notices(document, config, providers, models, keys, shared, jobs.redis),
             *sharing,
-            *pipeline_notices(plans, models),
-            *output_notices(models.values()),
+            *(notice for section in sections for notice in section.notices(reading, snapshot)),
             *object_notices(objects, state),
             *job_notices(jobs, policies.jobs, providers, models.values()),
             *webhook_notices(webhooks, jobs, policies.jobs["default"], keys.values()),
             *(tokenizers.notices if tokenizers else ()),
         ),
-        emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),
     )
 
 
@@ -224,16 +221,18 @@ def _config_error(problems: Iterable[Problem]) -> ConfigError:
     return ConfigError(list(dict.fromkeys(str(problem) for problem in ranked)))
 
 
-def _read_policies(document: Document, config: ConfigFile, environ: Mapping[str, str]) -> PolicySets:
+def _read_policies(
+    document: Document, config: ConfigFile, environ: Mapping[str, str], sections: Sections
+) -> PolicySets:
     beside = FilePath(document.file).parent
     folder = beside / config.policies if config.policies is not None else None
     try:
-        return read_policies(folder, environ, document.problems, beside)
+        return read_policies(folder, environ, document.problems, beside, sections)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
         shown = document.show(("policies",), config.policies)
         document.complain(("policies",), f"the folder {shown} cannot be read: {reason}")
-        return read_policies(None, environ, document.problems)
+        return read_policies(None, environ, document.problems, sections=sections)
 
 
 def _reason(error: Exception) -> str:
@@ -293,7 +292,8 @@ class ReloadReport:
 class Reloader:
     """Watches the files of one config.
 
-    `load` compiles, `install` puts a snapshot in force. `current` is the snapshot that is in force already, if any.
+    `load` compiles, `install` puts a snapshot in force; `sections` are those of the config. `current` is the snapshot that
+    is in force already, if any.
 
     It needs no thread and no task: the app calls `changed()` once a second, and `reload()` when that is true and on SIGHUP.
     Invariant: the snapshot in force is replaced only by one that compiled whole.
@@ -304,6 +304,7 @@ class Reloader:
         path: FilePath,
         environ: Mapping[str, str],
         *,
+        sections: Sections,
         load: Callable[[], PolicySnapshot],
         install: Callable[[PolicySnapshot], None],
         current: PolicySnapshot | None = None,
@@ -311,6 +312,7 @@ class Reloader:
     ) -> None:
         self._path = path
         self._environ = environ
+        self._sections = sections
         self._load = load
         self._install = install
         self._wall = wall
@@ -357,7 +359,7 @@ class Reloader:
     def _stamp(self) -> _Stamp:
         folder, listed = self._policies, list[FilePath]()
         if folder is not None:
-            lists = (list_policy_files, list_error_files, list_pipeline_files, list_schema_files)
+            lists = (list_policy_files, list_error_files, *(section.list_files for section in self._sections))
             with suppress(OSError):  # it is gone: its files are, too
                 listed = [file for files in lists for file in files(folder)]
         return {str(file): _stat(file) for file in (self._path, *listed, *map(FilePath, self._files))}

@@ -14,9 +14,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase, translate
+from fnmatch import translate
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path as FilePath
 from typing import Any, Final
 
 import orjson
@@ -48,10 +47,9 @@ from gateway.core.snapshot import Model, Provider, Rates, Setting, Target, with_
 from gateway.core.types import Conversions, Upstream
 from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
-from gateway.features.output.config import CompiledOutput, check_output
+from gateway.features.output.rules import OUTPUT
 from gateway.features.reuse.config import check_caching, with_routes
 from gateway.products.batches.native.rules import has_batch_api
-from gateway.products.pipelines.compile import PipelinePlan
 
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""
@@ -124,7 +122,6 @@ class Route:
     name: str
     entry: ModelEntry
     places: tuple[TargetPlace, ...]
-    output: CompiledOutput | None
     settings: Settings
     """What products have read of it."""
 
@@ -153,11 +150,10 @@ def check_routes(reading: ConfigReading, policies: PolicySets, sections: Section
         entry = check(kinds.model, document, ("models", name))
         if entry is not None:
             places = _check_places(document, config, name, kinds.target)
-            output = check_output(document, name, entry.output, config.models)
             settings: dict[Setting[Any], Any] = {}
             for section in sections:
                 settings.update(section.read_model(reading, name, entry))
-            routes[name] = Route(name, entry, places, output, settings)
+            routes[name] = Route(name, entry, places, settings)
             _check_names(document, config, name, entry, policies)
     for kind in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, kind)
@@ -371,7 +367,6 @@ class ConfigParts:
     groups: Groups
     kinds: Mapping[str, Kind]
     policies: PolicySets
-    plans: Mapping[str, PipelinePlan]
 
     def why_never(self, endpoint: str, place: TargetPlace) -> str | None:
         """Returns why a target refuses each call to this endpoint; None: it takes some, or it is not known."""
@@ -405,8 +400,9 @@ def check_endpoints(
                 _check_name(document, ("models", name, "targets", index), (name, place.model), place, parts)
         for section in sections:
             section.check_model(reading, reading.models[name])
-    _check_caches(routes, parts)
-    _check_pipelines(routes, parts)
+    _check_caches(reading, routes, parts)
+    for section in sections:
+        section.check_models(reading)
     _check_batches(document, routes, parts)
 
 
@@ -468,40 +464,17 @@ def _check_name(document: Document, path: Path, names: tuple[str, str], place: T
             return
 
 
-def _check_caches(routes: Mapping[str, Route], parts: ConfigParts) -> None:
+def _check_caches(reading: ConfigReading, routes: Mapping[str, Route], parts: ConfigParts) -> None:
     """Notes semantic caches whose model makes no embeddings."""
     cache = parts.policies.cache
     for name in {route.entry.cache for route in routes.values()} & cache.sets.keys() if cache.document else ():
         semantic = cache.sets[name].semantic
         if cache.document is not None and semantic is not None:
-            why = _why_none("embeddings", semantic.embeddings, routes, parts)
+            why = reading.why_none("embeddings", semantic.embeddings)
             if why is not None:
                 shown = quoted(semantic.embeddings)
                 problem = f"{shown} makes none: {why}{_HAVE_EMBEDDINGS}"
                 cache.document.complain((name, "semantic", "embeddings"), problem)
-
-
-def _check_pipelines(routes: Mapping[str, Route], parts: ConfigParts) -> None:
-    """Notes steps whose model has no such endpoint."""
-    documents = {FilePath(one.file).stem: one for one in parts.policies.pipelines}
-    for name, plan in parts.plans.items():
-        for step in plan.steps.values():
-            for branch in step.branches:
-                why = _why_none(branch.call.endpoint, branch.call.model, routes, parts)
-                if why is not None:
-                    problem = f"no target of the model {quoted(branch.call.model)} serves {branch.call.endpoint}: {why}"
-                    documents[name].complain(("steps", step.name, "call", "endpoint"), problem)
-
-
-def _why_none(endpoint: str, model: str, routes: Mapping[str, Route], parts: ConfigParts) -> str | None:
-    """Returns why no target of a model takes a call to this endpoint; None: one does, or it is not known."""
-    matching = [name for name in routes if name == model or fnmatchcase(model, name)]
-    if not matching:
-        return None
-    # As for a call: the exact name goes first, then the longest pattern.
-    route = routes[model if model in matching else max(matching, key=len)]
-    whys = [parts.why_never(endpoint, place) for place in route.places]
-    return whys[0] if whys and all(whys) and not route.entry.fallbacks else None
 
 
 # --- building ---
@@ -518,12 +491,6 @@ def pairs_of(places: Iterable[TargetPlace], groups: Groups) -> Iterator[Pair]:
     for place in places:
         for provider in groups[place.entry.provider]:
             yield provider.name, place.model
-
-
-def schema_files(routes: Mapping[str, Route]) -> dict[str, bytes]:
-    """Returns the files with the schemas of answers, each with the digest of what it holds."""
-    files = (route.output.file for route in routes.values() if route.output is not None)
-    return dict(file for file in files if file is not None)
 
 
 def build_models(
@@ -546,7 +513,7 @@ def _model(
     own = targets[name]
     plan = _follow(name, "fallbacks", routes, targets)
     context_plan = _follow(name, "context_fallbacks", routes, targets)[len(own) :]
-    output = None if route.output is None else route.output.rule
+    output = route.settings.get(OUTPUT)
     model = Model(
         name=name,
         targets=own,
@@ -559,7 +526,6 @@ def _model(
         retries=policies.retries[entry.retries],
         caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups), output),
         jobs=policies.jobs[entry.jobs],
-        output=output,
         on_loss=entry.on_loss,
         prefers_native=entry.prefer_native,
         remembers_thinking=entry.remember_thinking,

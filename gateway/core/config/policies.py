@@ -28,6 +28,7 @@ from gateway.core.config.fields import (
     Times,
     substitute,
 )
+from gateway.core.config.product_sections import Sections, SectionSpec
 from gateway.core.config.retries import read_breakers, read_retries
 from gateway.core.config.schema import Entry, TimeoutsSet, check, check_sets
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
@@ -39,7 +40,6 @@ from gateway.features.runs.config import read_workflows
 from gateway.features.runs.rules import Workflows
 from gateway.products.jobs.policies_config import read_jobs
 from gateway.products.jobs.rules import JobRules
-from gateway.products.pipelines.config import read_pipeline_files
 
 ERRORS: Final = "errors"
 """The folder of error tables in a policy folder."""
@@ -70,13 +70,17 @@ class PolicySets:
     workflows: Workflows
     models: ModelTable
     errors: ErrorTables
-    pipelines: tuple[Document, ...]
-    """Compiled once the models are known."""
+    folders: Mapping[SectionSpec, tuple[Document, ...]]
+    """The files of folders that products have read."""
     documents: tuple[Document, ...]
 
 
 def read_policies(
-    folder: FilePath | None, environ: Mapping[str, str], problems: list[Problem], beside: FilePath = FilePath()
+    folder: FilePath | None,
+    environ: Mapping[str, str],
+    problems: list[Problem],
+    beside: FilePath = FilePath(),
+    sections: Sections = (),
 ) -> PolicySets:
     """Reads all sets; without a folder, the built-in ones. Raises OSError when the folder cannot be listed.
 
@@ -89,7 +93,7 @@ def read_policies(
         elif document := read_document(file, problems):
             documents[file.name] = substitute(document, environ)
     errors = read_error_tables(list_error_files(folder) if folder else (), environ, problems)
-    pipelines = read_pipeline_files(folder, environ, problems)
+    folders = {section: tuple(section.read_folder(folder, environ, problems)) if folder else () for section in sections}
     return PolicySets(
         read_admission(documents.get("admission.yaml")),
         read_queue(documents.get("queue.yaml")),
@@ -101,8 +105,8 @@ def read_policies(
         read_workflows(documents.get("workflows.yaml")),
         read_models(documents.get("models.yaml")),
         errors,
-        pipelines,
-        (*documents.values(), *errors.documents, *pipelines),
+        folders,
+        (*documents.values(), *errors.documents, *(one for documents in folders.values() for one in documents)),
     )
 
 

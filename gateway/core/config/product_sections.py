@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import Path as FilePath
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from pydantic import Field, create_model
 
 from gateway.core.config.schema import ConfigFile, Entry, EntryT, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
-from gateway.core.config.source import Document
-from gateway.core.snapshot import Model, Setting
+from gateway.core.config.source import Document, Problem
+from gateway.core.snapshot import Model, PolicySnapshot, Setting
 
 FieldT = TypeVar("FieldT")
 Settings = Mapping[Setting[Any], Any]
@@ -60,8 +62,28 @@ class ConfigReading:
 
     document: Document
     config: ConfigFile
+    folders: Mapping[SectionSpec, tuple[Document, ...]]
+    """The files of folders in the policy folder, by the section that has read them."""
+    settings: dict[Setting[Any], Any] = field(default_factory=dict)
+    """What the whole snapshot gets."""
     models: Mapping[str, ModelReading] = field(default_factory=dict)
     """The readable entries of `models`."""
+    digests: list[str] = field(default_factory=list)
+    """What the snapshot's digest also depends on."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """The other files that the config names, each with the digest of what it holds: a change is a change of the config."""
+    built: Mapping[str, Model] = field(default_factory=dict)
+    """The models, patterns among them, once everything is sound."""
+
+    def why_none(self, endpoint: str, model: str) -> str | None:
+        """Returns why no target of a model takes a call to this endpoint; None: one does, or it is not known."""
+        matching = [name for name in self.models if name == model or fnmatchcase(model, name)]
+        if not matching:
+            return None
+        # As for a call: the exact name goes first, then the longest pattern.
+        found = self.models[model if model in matching else max(matching, key=len)]
+        whys = found.why_never(endpoint)
+        return whys[0] if whys and all(whys) and not found.entry.fallbacks else None
 
 
 class SectionSpec:
@@ -72,23 +94,50 @@ class SectionSpec:
 
     model_fields: ClassVar[Sequence[EntryField[Any]]] = ()
 
+    def list_files(self, folder: FilePath) -> Iterable[FilePath]:
+        """Returns its files in folders of a policy folder, whose changes are changes of the config. Raises OSError."""
+        return ()
+
+    def read_folder(self, folder: FilePath, environ: Mapping[str, str], problems: list[Problem]) -> Iterable[Document]:
+        """Reads its files in folders of a policy folder. Raises OSError."""
+        return ()
+
     def read_model(self, reading: ConfigReading, name: str, entry: ModelEntry) -> Settings:
         """Returns the settings of a model, and notes the problems of its entry."""
         return {}
 
+    def read(self, reading: ConfigReading) -> None:
+        """Reads what depends on the entries of all models."""
+
     def check_model(self, reading: ConfigReading, model: ModelReading) -> None:
         """Notes what no target of a model can serve, although its entry asks for it."""
+
+    def check_models(self, reading: ConfigReading) -> None:
+        """Notes the same of what other parts of the config ask of models."""
+
+    def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
+        """Returns the snapshot of a sound config with what this product has besides its settings."""
+        return snapshot
+
+    def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:
+        """Yields what is worth a word at start about a sound config."""
+        return ()
+
+    def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns the snapshot as `/admin/config` shows it, with this product's part."""
+        return shown
 
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the model as `/admin/config` shows it, with this product's part."""
         return shown
 
 
-def placed_after(before: str, shown: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Returns what is shown with more of it behind one of its names."""
+def placed_after(before: Sequence[str], shown: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Returns what is shown with more of it behind the first of these names that it has."""
+    place = next((name for name in before if name in shown), None)
     found: dict[str, Any] = {}
     for name, value in shown.items():
-        found |= {name: value, **(more if name == before else {})}
+        found |= {name: value, **(more if name == place else {})}
     return found
 
 

@@ -337,7 +337,6 @@ class ModelEntry(Entry):
     timeouts: Text = "default"
     cache: Text = "default"
     jobs: Text = "default"
-    output: Section | None = None
     on_loss: OnLoss = "report"
     prefer_native: Flag = True
     remember_thinking: Flag = True

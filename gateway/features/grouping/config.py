@@ -50,4 +50,4 @@ class GroupingSection(SectionSpec):
                 reading.document.complain(("models", model.name, "group_embeddings"), problem)
 
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
-        return placed_after("context_fallbacks", shown, grouping=plain(GROUPING.of(model)))
+        return placed_after(["context_fallbacks"], shown, grouping=plain(GROUPING.of(model)))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gateway.core.config.fields import Amount, Text, Whole
-from gateway.core.config.schema import Entry, check, check_part
+from gateway.core.config.describe import shown
+from gateway.core.config.fields import Amount, Section, Text, Whole
+from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings
+from gateway.core.config.schema import Entry, ModelEntry, check, check_part
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.core.snapshot import Model
-from gateway.features.output.rules import MOST_RETRIES, AtLast, OutputRule, StreamRule
+from gateway.core.snapshot import Model, PolicySnapshot
+from gateway.features.output.rules import MOST_RETRIES, OUTPUT, AtLast, OutputRule, StreamRule
 from gateway.features.output.schema import (
     MOST_BYTES,
     NOT_INSTALLED,
@@ -43,19 +45,37 @@ class OutputEntry(Entry):
     stream: StreamRule = "relay"
 
 
-class CompiledOutput(NamedTuple):
-    """A rule, and the file that it was read from."""
+class OutputSection(SectionSpec):
+    """`output` of a model."""
 
-    rule: OutputRule
-    file: tuple[str, bytes] | None = None
-    """Its path, and the digest of what it holds; None: there is none."""
+    of_model: ClassVar[EntryField[dict[str, Any] | None]] = EntryField(
+        "output", Section | None, None, after="group_embeddings"
+    )
+    model_fields = (of_model,)
+
+    def read_model(self, reading: ConfigReading, name: str, entry: ModelEntry) -> Settings:
+        if self.of_model.of(entry) is None:
+            return {}
+        return {OUTPUT: read_output(reading, name)}
+
+    def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterator[str]:
+        return output_notices(reading.built.values())
+
+    def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
+        return {**shown, "output": _shown(OUTPUT.of(model))}
 
 
-def check_output(document: Document, name: str, value: object, models: object) -> CompiledOutput | None:
-    """Returns the rule of a model, `value` being what its entry has; None: it has none, or none that can be used."""
-    path: Path = ("models", name, "output")
-    if value is None:
+def _shown(rule: OutputRule | None) -> dict[str, Any] | None:
+    """Returns what answers have to be; a schema by the first digits of its SHA-256."""
+    if rule is None:
         return None
+    return shown(rule, schema="request" if rule.schema is None else rule.schema.digest.hex()[:12])
+
+
+def read_output(reading: ConfigReading, name: str) -> OutputRule | None:
+    """Returns the rule of a model that has one; None: none that can be used."""
+    document, models = reading.document, reading.config.models
+    path: Path = ("models", name, "output")
     entry = check(OutputEntry, document, path)
     on_invalid = check_part(OnInvalidEntry, document, (*path, "on_invalid"))
     if entry is None:
@@ -64,11 +84,11 @@ def check_output(document: Document, name: str, value: object, models: object) -
         document.complain(path, NOT_INSTALLED)
         return None
     helper = on_invalid.repair_with
-    if helper is not None and isinstance(models, dict) and helper not in models:
+    if helper is not None and helper not in models:
         shown = document.show((*path, "on_invalid", "repair_with"), helper)
         suggestion = "" if document.origin_of((*path, "on_invalid", "repair_with")) else did_you_mean(helper, models)
         document.complain((*path, "on_invalid", "repair_with"), f"no model {shown}{suggestion}")
-    schema, file = None, None
+    schema = None
     if entry.schema_ == REQUEST:
         compile_schema(b"true")  # the library is loaded now, and not while a call waits
     else:
@@ -76,16 +96,16 @@ def check_output(document: Document, name: str, value: object, models: object) -
         schema = _read_schema(document, (*path, "schema"), entry.schema_, place)
         if schema is None:
             return None
-        file = place, schema.digest
+        reading.files[place] = schema.digest
     at_last: AtLast = on_invalid.then
-    rule = OutputRule(schema, on_invalid.retry, helper, at_last, entry.max_usd, entry.stream)
-    return CompiledOutput(rule, file)
+    return OutputRule(schema, on_invalid.retry, helper, at_last, entry.max_usd, entry.stream)
 
 
 def output_notices(models: Iterable[Model]) -> Iterator[str]:
     """Yields what rules cannot do: bound the money of what has no price."""
     for model in models:
-        if model.output is None or model.output.max_usd is None:
+        rule = OUTPUT.of(model)
+        if rule is None or rule.max_usd is None:
             continue
         unpriced = [one.name for one in model.plan if one.model is not None and one.find_rates(one.model) is None]
         if unpriced:

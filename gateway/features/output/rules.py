@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 
 from gateway.core.openai.sse import event_json, json_object, split_events
+from gateway.core.snapshot import Setting
 from gateway.core.types import Attempt
 from gateway.features.output.schema import OutputSchema
 
@@ -80,6 +81,10 @@ class OutputRule:
         schema = b"request" if self.schema is None else self.schema.digest
         how = f"{self.retry}|{self.repair_with}|{self.at_last}|{self.stream}".encode()
         object.__setattr__(self, "digest", sha256(schema + how).digest())
+
+
+OUTPUT: Final[Setting[OutputRule | None]] = Setting("output", None)
+"""The form that the answers of a model have to have, by its policy; None: whatever they are."""
 
 
 # --- the texts of a whole answer that a schema is for, and how another is put in the place of one ---

@@ -49,6 +49,7 @@ from gateway.dialects.conversion import as_stream, as_whole
 from gateway.features.output.judging import MOST_BODY, HeldStream, Judge, OutputVerdict, Repairs, Schemas, hold
 from gateway.features.output.rules import (
     CHECKED,
+    OUTPUT,
     OUTPUT_INVALID,
     OutputResult,
     OutputRule,
@@ -129,7 +130,7 @@ class Outputs(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls whose model has a rule, and for those that batches make."""
-        is_ruled = facts.model.output is not None or not asked.isdisjoint(self.options)
+        is_ruled = OUTPUT.of(facts.model) is not None or not asked.isdisjoint(self.options)
         return self if is_ruled and facts.endpoint.name in CHECKED else None
 
     async def serve(self, call: Call, next: Serve) -> Reply:

@@ -26,7 +26,7 @@ from gateway.core.openai.sse import split_events
 from gateway.core.ports import Claim, Later, Store
 from gateway.core.types import ErrorClass, Kept
 from gateway.dialects.conversion import as_stream, as_whole, ends_well, with_usage, without_usage
-from gateway.features.output.rules import OutputResult
+from gateway.features.output.rules import OUTPUT, OutputResult
 from gateway.features.reuse.keys import (
     ANYTHING,
     LARGE_BYTES,
@@ -112,7 +112,7 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     plan = ReusePlan(caching, directives, call.body, is_kept=is_kept)
     if parsed is not None and (is_shared or is_kept or means):
         plan.exact = exact_key(call, parsed, caching)
-        has_own_rule = call.output is not call.model.output  # the model's own is part of its version
+        has_own_rule = call.output is not OUTPUT.of(call.model)  # the model's own is part of its version
         if has_own_rule:
             plan.exact = digest(plan.exact, b"" if call.output is None else call.output.digest)
         if means and not has_own_rule:

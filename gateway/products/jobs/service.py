@@ -50,6 +50,7 @@ from gateway.products.jobs.webhooks.rules import REQUEST_URL
 from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
 from gateway.products.pipelines.advance import as_run
+from gateway.products.pipelines.compile import PIPELINE
 
 NOT_THERE = "There is no such job; GET /v1/jobs lists yours."
 
@@ -85,7 +86,7 @@ class JobService:
         refuse_callers_credential(call)
         refuse_request_url(options.webhook, self._rules(), call.key)
         store = await self._engine.store()
-        plan = call.model.pipeline
+        plan = PIPELINE.of(call.model)
         job_id = job_id or new_id(JOB if plan is None else RUN, self._draw(DRAW_BYTES))
         new = self._new_job(call, options, job_id, dedupes=dedupes)
         (accepted,) = await store.accept([new if plan is None else as_run(new, call, plan)])
@@ -174,7 +175,7 @@ class JobService:
             tenant=call.tenant,
             key=call.key.name,
             lane=call.lane,
-            segment=segment_of(rules.segments, None if call.model.pipeline else self._price_of(call)),
+            segment=segment_of(rules.segments, None if PIPELINE in call.model.settings else self._price_of(call)),
             is_urgent=options.priority >= URGENT_FROM,
             model=call.model_name,
             state=JobState.SCHEDULED if run_at > now else JobState.QUEUED,

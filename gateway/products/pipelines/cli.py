@@ -20,7 +20,7 @@ from gateway.cli.main import FAILED, INTERRUPTED, OK, UNUSABLE, fail
 from gateway.cli.operate import AdminRefused, lay_out, safe, usd
 from gateway.core.config.source import did_you_mean
 from gateway.products.jobs.cli import CallerClient, ProgressLine, caller_for, patiently
-from gateway.products.pipelines.compile import PREFIX, explained
+from gateway.products.pipelines.compile import PIPELINES, PREFIX, explained
 
 HEADINGS = ("step", "waits for", "asks", "calls", "on failure")
 
@@ -28,7 +28,7 @@ HEADINGS = ("step", "waits for", "asks", "calls", "on failure")
 def check(options: argparse.Namespace) -> int:
     """Checks all pipelines, with the config that they are part of."""
     settings = settings_of(options)
-    plans = compile_config(settings).pipelines
+    plans = PIPELINES.of(compile_config(settings))
     for plan in plans.values():
         print(f"{plan.model_name}: ok ({len(plan.steps)} steps, {plan.digest[:12]})")
     print(f"{settings.config}: ok ({len(plans)} pipelines)", file=sys.stderr)
@@ -36,7 +36,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    plans = compile_config(settings_of(options)).pipelines
+    plans = PIPELINES.of(compile_config(settings_of(options)))
     name = options.name.removeprefix(PREFIX)
     if name not in plans:
         return fail(f"there is no pipeline {name!r}{did_you_mean(name, plans)}", UNUSABLE)

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
+from gateway.core.snapshot import Model, PolicySnapshot, Setting, with_settings
 from gateway.core.types import Lane
 from gateway.features.output.rules import CHECKED
 from gateway.products.pipelines.templates import (
@@ -176,6 +177,18 @@ class PipelinePlan:
         models = [branch.call.model for step in self.steps.values() for branch in step.branches]
         repairing = [model for step in self.steps.values() for model in step.repairing]
         return list(dict.fromkeys([*models, *repairing]))
+
+
+PIPELINE: Final[Setting[PipelinePlan | None]] = Setting("pipeline", None)
+"""The pipeline that the calls of a model are runs of, which go to no target by themselves; None: they are calls."""
+PIPELINES: Final[Setting[Mapping[str, PipelinePlan]]] = Setting("pipelines", {})
+"""The pipelines by name, which as a model has `pipelines/` before it."""
+
+
+def find_pipeline(policy: PolicySnapshot, name: str) -> Model | None:
+    """Returns the model of this name, `pipelines/` before it; None: there is no such pipeline."""
+    plan = PIPELINES.of(policy).get(name.removeprefix(PREFIX))
+    return None if plan is None else with_settings(Model(name, (), (), jobs=policy.jobs.default), {PIPELINE: plan})
 
 
 # --- from the source to the plan, with all that is wrong ---

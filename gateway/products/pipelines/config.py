@@ -7,7 +7,7 @@ durations, schemas in place of their files), of which a plan is compiled: here o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path as FilePath
@@ -27,14 +27,22 @@ from gateway.core.config.fields import (
     problem_of,
     substitute,
 )
+from gateway.core.config.product_sections import ConfigReading, SectionSpec, placed_after
 from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
-from gateway.core.snapshot import Model, Target
+from gateway.core.snapshot import Model, PolicySnapshot, Target
 from gateway.core.types import Lane
-from gateway.products.pipelines.compile import PREFIX, PipelinePlan, compile_plan, models_with_paths
+from gateway.products.pipelines.compile import (
+    PIPELINES,
+    PREFIX,
+    PipelinePlan,
+    compile_plan,
+    find_pipeline,
+    models_with_paths,
+)
 from gateway.products.pipelines.rules import MOST_SCHEMA_BYTES, input_problem, schema_problem
 
-PIPELINES: Final = "pipelines"
+FOLDER: Final = "pipelines"
 """The folder of pipelines in a policy folder."""
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_CONCURRENCY: Final = 1_000
@@ -97,9 +105,59 @@ class StepInvalidEntry(Entry):
     then: Literal["fail", "pass"] = "fail"
 
 
+class PipelinesSection(SectionSpec):
+    """The folder `pipelines` of a policy folder."""
+
+    def list_files(self, folder: FilePath) -> Iterator[FilePath]:
+        yield from list_pipeline_files(folder)
+        yield from list_schema_files(folder)
+
+    def read_folder(self, folder: FilePath, environ: Mapping[str, str], problems: list[Problem]) -> Iterator[Document]:
+        documents = [read_document(file, problems) for file in list_pipeline_files(folder)]
+        return (substitute(document, environ) for document in documents if document is not None)
+
+    def read(self, reading: ConfigReading) -> None:
+        plans = compile_pipelines(reading.folders[self], reading.config.models)
+        reading.settings[PIPELINES] = plans
+        reading.digests += [plan.digest for plan in plans.values()]
+
+    def check_models(self, reading: ConfigReading) -> None:
+        """Notes steps whose model has no such endpoint."""
+        documents = {FilePath(one.file).stem: one for one in reading.folders[self]}
+        for name, plan in PIPELINES.of(reading).items():
+            for step in plan.steps.values():
+                for branch in step.branches:
+                    why = reading.why_none(branch.call.endpoint, branch.call.model)
+                    if why is not None:
+                        shown = quoted(branch.call.model)
+                        problem = f"no target of the model {shown} serves {branch.call.endpoint}: {why}"
+                        documents[name].complain(("steps", step.name, "call", "endpoint"), problem)
+
+    def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
+        if not PIPELINES.of(snapshot):
+            return snapshot
+        return replace(snapshot, extra_models={**snapshot.extra_models, PREFIX: find_pipeline})
+
+    def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> list[str]:
+        return pipeline_notices(PIPELINES.of(snapshot), reading.built)
+
+    def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
+        """Shows what each pipeline is, without its prompts."""
+        pipelines = {
+            name: {
+                "digest": plan.digest,
+                "steps": list(plan.steps),
+                "models": plan.models,
+                "usd_per_run": plan.usd_per_run,
+            }
+            for name, plan in PIPELINES.of(snapshot).items()
+        }
+        return placed_after(["jobs", "objects", "passthrough"], shown, pipelines=pipelines)
+
+
 def list_pipeline_files(folder: FilePath) -> list[FilePath]:
     """Returns the pipelines below a policy folder, none where it has no such folder. Raises OSError."""
-    here = folder / PIPELINES
+    here = folder / FOLDER
     if not here.is_dir():
         return []
     return sorted(file for file in here.iterdir() if file.suffix in {".yaml", ".yml"} and file.name[0] != ".")
@@ -107,16 +165,8 @@ def list_pipeline_files(folder: FilePath) -> list[FilePath]:
 
 def list_schema_files(folder: FilePath) -> list[FilePath]:
     """Returns the JSON files beside and below the pipelines of a policy folder. Raises OSError."""
-    here = folder / PIPELINES
+    here = folder / FOLDER
     return sorted(file for file in here.rglob("*.json") if file.is_file()) if here.is_dir() else []
-
-
-def read_pipeline_files(
-    folder: FilePath | None, environ: Mapping[str, str], problems: list[Problem]
-) -> tuple[Document, ...]:
-    """Reads the files of all pipelines. Raises OSError."""
-    documents = [read_document(file, problems) for file in (list_pipeline_files(folder) if folder else ())]
-    return tuple(substitute(document, environ) for document in documents if document is not None)
 
 
 def compile_pipelines(documents: tuple[Document, ...], models: Mapping[str, object]) -> dict[str, PipelinePlan]:

@@ -30,6 +30,7 @@ from gateway.products.jobs.model import Job, JobsUnavailable, StoredAnswer
 from gateway.products.jobs.request import read_option_headers, responds_async
 from gateway.products.jobs.service import JobService
 from gateway.products.pipelines.advance import RUN, PipelineUnfinished
+from gateway.products.pipelines.compile import PIPELINE
 
 NO_PREFERENCE = -1.0
 """The value in place of the seconds that a caller waits before it takes a 202: it takes none."""
@@ -61,7 +62,7 @@ class PipelineAnswers(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for models that are pipelines. Raises JobsUnavailable where there are no jobs."""
-        if facts.model.pipeline is None:
+        if PIPELINE not in facts.model.settings:
             return None
         if self._jobs is None or not facts.policy.jobs.is_on:
             raise JobsUnavailable(

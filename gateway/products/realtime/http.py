@@ -35,6 +35,7 @@ from gateway.core.ports import Meter
 from gateway.core.request_fields import MAX_MODEL_CHARS, Peeked
 from gateway.core.snapshot import Model, PolicySnapshot, Provider
 from gateway.core.types import Endpoint, RawHeaders, Upstream
+from gateway.products.pipelines.compile import PIPELINE
 from gateway.products.realtime.rules import why_no_sessions
 from gateway.products.realtime.service import RealtimeSession, RealtimeSessions
 
@@ -196,7 +197,7 @@ class SocketTargets:
         return known[1]
 
     def _compile(self, model: Model, policy: PolicySnapshot) -> Model:
-        if model.pipeline is not None:
+        if PIPELINE in model.settings:
             return replace(model, targets=(), plan=(), context_plan=())
         targets = {
             target.name: replace(
@@ -222,7 +223,7 @@ def _reasons(call: Call) -> str:
     providers = call.policy.providers
     names = dict.fromkeys(target.provider for target in call.model.plan)
     reasons = [f"the provider '{name}' {why_no_sessions(providers[name])}" for name in names]
-    return f": {'; '.join(reasons)}" if reasons and call.model.pipeline is None else ""
+    return f": {'; '.join(reasons)}" if reasons and PIPELINE not in call.model.settings else ""
 
 
 log = logging.getLogger("gateway.edge")

@@ -19,6 +19,7 @@ from gateway.core.request_fields import find_model
 from gateway.core.snapshot import Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.features.grouping.rules import GROUPING, GroupRules
+from gateway.features.output.rules import OUTPUT
 from gateway.sections import SECTIONS
 from tests.rows import rows
 from tests.support.configs import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
@@ -1142,7 +1143,7 @@ def test_a_models_output_is_compiled_and_every_mistake_is_told(tmp_path: Path) -
         return GOOD.replace("gpt-4o]}", f"gpt-4o], output: {output}}}")
 
     rule = load_text(tmp_path, models("{schema: good.json, on_invalid: {retry: 2, repair_with: gpt-4o}}"))
-    compiled = rule.models["gpt-4o"].output
+    compiled = OUTPUT.of(rule.models["gpt-4o"])
     assert compiled is not None
     assert (compiled.retry, compiled.repair_with, compiled.at_last, compiled.stream) == (2, "gpt-4o", "fail", "relay")
     assert str(tmp_path / "good.json") in rule.files

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.config.load import Reloader, ReloadReport
 from gateway.core.snapshot import PolicySnapshot
+from gateway.sections import SECTIONS
 from tests.support.configs import ENVIRON, GOOD, NOW, load
 
 OTHER = GOOD.replace("gpt-4o", "gpt-5")
@@ -25,6 +26,7 @@ class Installed:
         self.reloader = Reloader(
             path,
             ENVIRON,
+            sections=SECTIONS,
             load=lambda: load(path, version=len(self.snapshots) + 1),
             install=self.snapshots.append,
             wall=lambda: NOW,
@@ -83,6 +85,7 @@ def test_snapshot_in_force_at_construction_counts(app: Installed) -> None:
     reloader = Reloader(
         app.path,
         ENVIRON,
+        sections=SECTIONS,
         load=lambda: load(app.path, version=9),
         install=app.snapshots.append,
         current=app.snapshots[0],
@@ -284,7 +287,7 @@ def test_change_while_loading_is_noticed_afterwards(tmp_path: Path) -> None:
         replace(path, OTHER)
         return snapshot
 
-    reloader = Reloader(path, ENVIRON, load=load_and_change, install=lambda _: None)
+    reloader = Reloader(path, ENVIRON, sections=SECTIONS, load=load_and_change, install=lambda _: None)
     reloader.reload()
 
     assert reloader.changed() or reloader.changed()

@@ -11,7 +11,9 @@ import pytest
 
 from gateway.core.config.describe import describe
 from gateway.core.config.load import Reloader
+from gateway.products.pipelines.compile import PIPELINES
 from gateway.products.pipelines.rules import misfit_of
+from gateway.sections import SECTIONS
 from tests.support.configs import ENVIRON, GOOD, ROOT, load, load_text, problems_of
 
 CONFIG = f"policies: policies\n{GOOD}"
@@ -55,7 +57,7 @@ def told(folder: Path, text: str) -> list[str]:
 def test_a_pipeline_is_part_of_the_snapshot(folder: Path) -> None:
     write(folder, REPORT)
     policy = load_text(folder, CONFIG)
-    plan = policy.pipelines["report"]
+    plan = PIPELINES.of(policy)["report"]
     assert list(plan.steps) == ["extract", "clause"]
     assert (plan.steps["extract"].timeout_s, plan.steps["extract"].retries) == (300.0, 1)
     assert plan.source["steps"]["extract"]["output"]["schema"] == {"type": "object"}
@@ -179,19 +181,21 @@ def test_the_example_that_is_shipped_can_be_used(folder: Path) -> None:
         folder, (ROOT / "policies" / "pipelines" / "contract-report.yaml.example").read_text(), "contract-report.yaml"
     )
     policy = load_text(folder, f"{CONFIG}  gpt-4o-mini: {{targets: [openai/gpt-4o-mini]}}\n")
-    assert list(policy.pipelines["contract-report"].steps) == ["extract", "language", "clause", "report"]
+    assert list(PIPELINES.of(policy)["contract-report"].steps) == ["extract", "language", "clause", "report"]
 
 
 def test_a_changed_pipeline_or_schema_is_loaded_again(folder: Path) -> None:
     write(folder, REPORT)
     first = load_text(folder, CONFIG)
     path = folder / "config.yaml"
-    reloader = Reloader(path, ENVIRON, load=lambda: load(path), install=lambda _new: None, current=first)
+    reloader = Reloader(
+        path, ENVIRON, sections=SECTIONS, load=lambda: load(path), install=lambda _new: None, current=first
+    )
     (folder / "policies" / "pipelines" / "schemas" / "clauses.json").write_text('{"type": "array"}')
     assert not reloader.changed()
     assert reloader.changed()
     assert reloader.reload().status == "loaded"
     second = load(path)
-    assert second.pipelines["report"].digest != first.pipelines["report"].digest
+    assert PIPELINES.of(second)["report"].digest != PIPELINES.of(first)["report"].digest
     write(folder, "steps: {}")
     assert reloader.reload().status == "failed"
