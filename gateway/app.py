@@ -68,6 +68,7 @@ from gateway.features.reuse.http import cache_routes
 from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
 from gateway.features.runs.http import RunRoutes, workflow_routes
 from gateway.features.runs.metrics import RunCounter
+from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import DurableRuns, RunTable
 from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 from gateway.fleet.leases import Sharing
@@ -202,7 +203,7 @@ class Gateway:
         self._savings = Savings()
         shared_runs = None if self._shared is None else self._shared.runs
         self._runs = RunTable(
-            self._kept_clock, lambda: self._policies.current.workflows, self._meters.runs, shared_runs
+            self._kept_clock, lambda: WORKFLOWS.of(self._policies.current), self._meters.runs, shared_runs
         )
         self._pipeline = Pipeline(
             self._clock,

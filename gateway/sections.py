@@ -7,6 +7,8 @@ from typing import Final
 from gateway.features.degrade.config import DegradeSection
 from gateway.features.grouping.config import GroupingSection
 from gateway.features.output.config import OutputSection
+from gateway.features.ownership.config import ObjectsSection
+from gateway.features.runs.config import WorkflowsSection
 from gateway.products.pipelines.config import PipelinesSection
 
 SECTIONS: Final = (
@@ -14,4 +16,6 @@ SECTIONS: Final = (
     PipelinesSection(),
     OutputSection(),
     DegradeSection(),
+    ObjectsSection(),
+    WorkflowsSection(),
 )

@@ -32,7 +32,7 @@ from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
 from gateway.features.grouping.rules import GROUPING, RESULTS
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.reuse.rules import Caching, applies
-from gateway.features.runs.rules import OTHER, RunPart
+from gateway.features.runs.rules import KEY_WORKFLOW, OTHER, WORKFLOWS, RunPart
 from gateway.features.runs.step import part_of, run_words
 from gateway.products.jobs.admin import attempt_usd, explain_job
 from gateway.products.jobs.model import RESPONSE, is_ours
@@ -98,7 +98,9 @@ def _lines(
         return
     if not peeked.stream and model.holding.interim is None and plan.deadline_s > PROXY_PATIENCE_S:
         yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
-    yield from _part(part_of(run_words({}, (peeked.parsed or {}).get("metadata")), policy.workflows, key.workflow))
+    yield from _part(
+        part_of(run_words({}, (peeked.parsed or {}).get("metadata")), WORKFLOWS.of(policy), KEY_WORKFLOW.of(key))
+    )
     if (degrade := DEGRADE.of(model)) is not None and endpoint.name in FIELDS_AT:
         less = ", ".join(f"{name} {value}" for name, value in degrade.set.items())
         yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"

@@ -50,6 +50,7 @@ from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
 from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
+from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
 from gateway.features.runs.step import (
     BAGGAGE,
     METADATA,
@@ -453,7 +454,7 @@ class Intake:
         self._inflight = inflight
         self._overload = overload
         self._plans = RoutePlans(policies.current)
-        self._parts = RunParts(policies.current.workflows)
+        self._parts = RunParts(WORKFLOWS.of(policies.current))
         self.large_bodies = LargeBodies()
         self.patience = ClientPatience()
         self._learned_until = 0.0
@@ -693,9 +694,9 @@ class Intake:
             if BAGGAGE in index:
                 call.headers = without_own_baggage(forwarded)
                 names_part = True
-            if names_part or peeked.metadata is not None or key.workflow:
+            if names_part or peeked.metadata is not None or KEY_WORKFLOW in key.settings:
                 self._find_part(call, index, peeked.metadata)
-        elif peeked.metadata is not None or key.workflow:
+        elif peeked.metadata is not None or KEY_WORKFLOW in key.settings:
             self._find_part(call, index, peeked.metadata)
         if hooks is not None:
             for read in hooks.read:
@@ -747,7 +748,7 @@ class Intake:
 
     def _find_part(self, call: Call, index: Mapping[bytes, bytes], metadata: object) -> None:
         """Notes of which run the call is a part, and which step of it, where it says so. Raises GatewayError."""
-        workflows = call.policy.workflows
+        workflows = WORKFLOWS.of(call.policy)
         parts = self._parts
         if parts.workflows is not workflows:
             parts = self._parts = RunParts(workflows)

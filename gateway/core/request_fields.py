@@ -52,6 +52,7 @@ from gateway.core.patience import SDK_S, UNKNOWN_S
 from gateway.core.snapshot import Key, Model, PolicySnapshot, for_key
 from gateway.core.types import LANES, PASSTHROUGH, Endpoint, Lane, RawHeaders
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
+from gateway.features.ownership.rules import OBJECTS
 from gateway.features.runs import step
 
 MOST_PLANS = 4096
@@ -526,7 +527,8 @@ def is_streamed(policy: PolicySnapshot, path: str, content_type: bytes) -> bool:
     target = policy.passthrough
     if target is None or policy.providers[target.provider].auth is not None or b"json" in content_type.lower():
         return False
-    return policy.objects is None or policy.objects.is_open or _UPLOADS.fullmatch(path) is not None
+    rules = OBJECTS.of(policy)
+    return rules is None or rules.is_open or _UPLOADS.fullmatch(path) is not None
 
 
 # --- the body: which model, as a stream or not, how many tokens at most ---

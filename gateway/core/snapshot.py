@@ -34,9 +34,7 @@ from gateway.core.types import (
     Upstream,
 )
 from gateway.credentials.auth import CloudAuth
-from gateway.features.ownership.rules import ObjectRules
 from gateway.features.reuse.rules import Caching
-from gateway.features.runs.rules import Workflows
 from gateway.fleet.lease import SharedState
 from gateway.products.jobs.rules import JobRules, Jobs
 from gateway.products.jobs.webhooks.rules import Webhooks, WebhookSettings
@@ -80,6 +78,10 @@ class DescribesSettings(Protocol):
 
     def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the snapshot as it is shown, with this product's part."""
+        ...
+
+    def describe_key(self, key: Key, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns the key as it is shown, with this product's part."""
         ...
 
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
@@ -396,8 +398,6 @@ class Key:
     """Where it has a budget, one call may cost more than is left, if it usually does not."""
     keeps_responses: bool = True
     """False: the gateway keeps none of its responses, so none runs in the background."""
-    workflow: str = ""
-    """The workflow that all its calls are a part of, whatever they say; empty: as they say."""
     webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
     """Secrets that sign what goes to URLs which its requests name; without any they cannot name one."""
     settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
@@ -438,15 +438,11 @@ class PolicySnapshot:
     """The target that the other endpoints go to."""
     passthrough_admin: bool = False
     """Endpoints that manage the account are passed through, too."""
-    objects: ObjectRules | None = None
-    """The rules of whose a provider's objects are; None: all callers are one tenant, and it does not matter."""
     jobs: Jobs = field(default_factory=Jobs)
     """The rules of durable work: where it is kept, and how it runs."""
     webhooks: Webhooks = field(default_factory=dict)
     webhook_settings: WebhookSettings = field(default_factory=WebhookSettings)
     """The receivers of the ends of jobs."""
-    workflows: Workflows = field(default_factory=dict)
-    """The workflows that are declared, by name."""
     settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
     """What products have compiled of the config, without what is as usual."""
     extra_models: Mapping[str, Callable[[PolicySnapshot, str], Model | None]] = field(default_factory=dict, repr=False)

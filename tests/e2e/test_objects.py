@@ -14,6 +14,7 @@ import pytest
 
 from gateway.cli.main import main
 from gateway.cli.operate import AdminClient, AdminRefused
+from gateway.features.ownership.rules import OBJECTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Response, Running, chat, config_of, connect, get, post
 from tests.e2e.objects_provider import NOT_FOUND, PREFIXES, ObjectsProvider
@@ -622,7 +623,7 @@ async def test_one_tenant_alone_is_not_asked(start: StartGateway, provider: Obje
 
     listed, shown = await ask(gateway, get("/v1/files", B), get(f"/v1/files/{id}", B))
 
-    assert gateway.gateway.policy.objects is None
+    assert OBJECTS.of(gateway.gateway.policy) is None
     assert (orjson.loads(listed.body)["data"][0]["id"], shown.status) == (id, 200)
     assert gateway.gateway._store.objects.entries == 0
 

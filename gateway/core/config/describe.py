@@ -60,9 +60,8 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
         webhook_settings=_webhook_settings(snapshot),
         errors=_errors(models),
         passthrough=snapshot.passthrough.provider if snapshot.passthrough else None,
-        objects=_objects(snapshot),
         jobs=shown(snapshot.jobs, settings=shown(snapshot.jobs.settings, redis=_redis(snapshot.jobs.settings.redis))),
-        keys=[describe_key(key) for key in snapshot.keys.values()],
+        keys=[describe_key(key, snapshot.sections) for key in snapshot.keys.values()],
     )
     for section in snapshot.sections:
         described = section.describe(snapshot, described)
@@ -72,15 +71,6 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
 def _redis(shared: SharedState | None) -> dict[str, Any] | None:
     """Returns a Redis without its login."""
     return None if shared is None else shown(shared, url=_masked(shared.url))
-
-
-def _objects(snapshot: PolicySnapshot) -> dict[str, Any] | str:
-    """Returns the owners of objects at providers."""
-    rules = snapshot.objects
-    if rules is None:
-        return "of the only tenant"
-    shared = "all" if rules.is_open else sorted((*rules.ids, *(f"{prefix}*" for prefix in rules.prefixes)))
-    return {"of": "their tenant", "shared": shared}
 
 
 def _webhook_settings(snapshot: PolicySnapshot) -> dict[str, Any]:
@@ -176,9 +166,12 @@ def describe_caching(caching: Caching) -> dict[str, Any]:
     )
 
 
-def describe_key(key: Key) -> dict[str, Any]:
+def describe_key(key: Key, sections: Iterable[DescribesSettings] = ()) -> dict[str, Any]:
     """Returns a key without its secret and its digest."""
-    return shown(key, "allows", limits=_limits(key.limits))
+    described = shown(key, "allows", limits=_limits(key.limits))
+    for section in sections:
+        described = section.describe_key(key, described)
+    return described
 
 
 def _server(server: Server) -> dict[str, Any]:

@@ -53,7 +53,6 @@ from gateway.core.snapshot import Key, PolicySnapshot, Provider, with_settings
 from gateway.core.types import Upstream
 from gateway.credentials.config import cloud_notices
 from gateway.dialects.known import ListedModels
-from gateway.features.ownership.config import object_notices, object_rules
 from gateway.features.reuse.config import store_bounds
 from gateway.products.jobs.config import job_notices, job_settings
 from gateway.products.jobs.rules import Jobs
@@ -104,18 +103,20 @@ def load_snapshot(
     if document is None or config is None:
         raise _config_error(problems)
     policies = _read_policies(document, config, environ, sections)
-    reading = ConfigReading(document, config, policies.folders)
+    reading = ConfigReading(document, config, policies.folders, dict(policies.settings))
     server = server_section(document, config, host)
     state, shared = state_section(document, config)
     groups, kinds = provider_section(reading, environ, entry_kinds(sections).provider)
     providers = {provider.name: provider for group in groups.values() for provider in group}
-    keys = key_section(reading, server, policies.workflows, entry_kinds(sections).key)
+    reading.providers = providers
+    reading.keys = keys = key_section(reading, server, sections)
     routes = check_routes(reading, policies, sections)
     for section in sections:
-        section.read(reading)
+        section.read_more(reading)
     check_endpoints(reading, routes, ConfigParts(groups, kinds, policies), sections)
     relayed = passthrough_section(document, config, providers)
-    objects = object_rules(document, config, providers, keys.values())
+    for section in sections:
+        section.read_sections(reading)
     jobs = job_settings(document, config, state, shared)
     webhooks = webhook_section(document, config, keys.values())
     leaving = webhook_settings(document, config)
@@ -176,11 +177,9 @@ def load_snapshot(
         store=store_bounds(models.values(), policies.cache.record_bytes),
         passthrough=passthrough,
         passthrough_admin=relayed is not None and relayed.admin,
-        objects=objects,
         jobs=Jobs(jobs, policies.jobs),
         webhooks=webhooks,
         webhook_settings=leaving,
-        workflows=policies.workflows,
         sections=sections,
         emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),
     )
@@ -194,7 +193,6 @@ def load_snapshot(
             *find_notices(document, config, providers, models, keys, shared, jobs.redis),
             *sharing,
             *(notice for section in sections for notice in section.notices(reading, snapshot)),
-            *object_notices(objects, state),
             *job_notices(jobs, policies.jobs, providers, models.values()),
             *webhook_notices(webhooks, jobs, policies.jobs["default"], keys.values()),
             *(tokenizers.notices if tokenizers else ()),

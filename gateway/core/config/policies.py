@@ -33,11 +33,10 @@ from gateway.core.config.retries import read_breakers, read_retries
 from gateway.core.config.schema import Entry, TimeoutsSet, check, check_sets
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
 from gateway.core.health.detector import BreakerRules
+from gateway.core.snapshot import Setting
 from gateway.core.types import LANES, PASSTHROUGH, Clocks, Lane
 from gateway.dialects.known import ModelTable, Row, in_order
 from gateway.features.reuse.config import CachePolicies, read_caching
-from gateway.features.runs.config import read_workflows
-from gateway.features.runs.rules import Workflows
 from gateway.products.jobs.policies_config import read_jobs
 from gateway.products.jobs.rules import JobRules
 
@@ -52,7 +51,6 @@ FILES: Final = (
     "queue.yaml",
     "retries.yaml",
     "timeouts.yaml",
-    "workflows.yaml",
 )
 
 
@@ -67,7 +65,8 @@ class PolicySets:
     timeouts: Mapping[str, Timeouts]
     cache: CachePolicies
     jobs: Mapping[str, JobRules]
-    workflows: Workflows
+    settings: Mapping[Setting[Any], Any]
+    """What products have read of their files."""
     models: ModelTable
     errors: ErrorTables
     folders: Mapping[SectionSpec, tuple[Document, ...]]
@@ -87,27 +86,47 @@ def read_policies(
     Relative paths in the files start at the folder `beside`, that of the config.
     """
     documents: dict[str, Document] = {}
+    known = policy_files(sections)
     for file in list_policy_files(folder) if folder else ():
-        if file.name not in FILES:
-            problems.append(Problem(str(file), 0, f"unknown policy file{did_you_mean(file.name, FILES)}"))
+        if file.name not in known:
+            problems.append(Problem(str(file), 0, f"unknown policy file{did_you_mean(file.name, known)}"))
         elif document := read_document(file, problems):
             documents[file.name] = substitute(document, environ)
     errors = read_error_tables(list_error_files(folder) if folder else (), environ, problems)
     folders = {section: tuple(section.read_folder(folder, environ, problems)) if folder else () for section in sections}
+    admission = read_admission(documents.get("admission.yaml"))
+    queue = read_queue(documents.get("queue.yaml"))
+    retries = read_retries(documents.get("retries.yaml"))
+    breakers = read_breakers(documents.get("breakers.yaml"))
+    timeouts = read_timeouts(documents.get("timeouts.yaml"))
+    cache = read_caching(documents.get("cache.yaml"), beside)
+    jobs = read_jobs(documents.get("jobs.yaml"))
+    settings: dict[Setting[Any], Any] = {}
+    for section in sections:
+        settings.update(section.read_policies(documents, beside))
     return PolicySets(
-        read_admission(documents.get("admission.yaml")),
-        read_queue(documents.get("queue.yaml")),
-        read_retries(documents.get("retries.yaml")),
-        read_breakers(documents.get("breakers.yaml")),
-        read_timeouts(documents.get("timeouts.yaml")),
-        read_caching(documents.get("cache.yaml"), beside),
-        read_jobs(documents.get("jobs.yaml")),
-        read_workflows(documents.get("workflows.yaml")),
-        read_models(documents.get("models.yaml")),
-        errors,
-        folders,
-        (*documents.values(), *errors.documents, *(one for documents in folders.values() for one in documents)),
+        admission=admission,
+        queue=queue,
+        retries=retries,
+        breakers=breakers,
+        timeouts=timeouts,
+        cache=cache,
+        jobs=jobs,
+        settings=settings,
+        models=read_models(documents.get("models.yaml")),
+        errors=errors,
+        folders=folders,
+        documents=(
+            *documents.values(),
+            *errors.documents,
+            *(one for found in folders.values() for one in found),
+        ),
     )
+
+
+def policy_files(sections: Sections) -> list[str]:
+    """Returns the names of the files that a policy folder can have."""
+    return sorted((*FILES, *(name for section in sections for name in section.policy_files)))
 
 
 def list_policy_files(folder: FilePath) -> list[FilePath]:

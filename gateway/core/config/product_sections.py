@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from pydantic import Field, create_model
 
 from gateway.core.config.schema import ConfigFile, Entry, EntryT, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
-from gateway.core.config.source import Document, Problem
-from gateway.core.snapshot import Model, PolicySnapshot, Setting
+from gateway.core.config.source import Document, Path, Problem
+from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider, Setting
 
 FieldT = TypeVar("FieldT")
 Settings = Mapping[Setting[Any], Any]
@@ -64,8 +64,10 @@ class ConfigReading:
     config: ConfigFile
     folders: Mapping[SectionSpec, tuple[Document, ...]]
     """The files of folders in the policy folder, by the section that has read them."""
-    settings: dict[Setting[Any], Any] = field(default_factory=dict)
+    settings: dict[Setting[Any], Any]
     """What the whole snapshot gets."""
+    providers: Mapping[str, Provider] = field(default_factory=dict)
+    keys: Mapping[bytes, Key] = field(default_factory=dict)
     models: Mapping[str, ModelReading] = field(default_factory=dict)
     """The readable entries of `models`."""
     digests: list[str] = field(default_factory=list)
@@ -92,6 +94,10 @@ class SectionSpec:
     A product overrides those that it needs; the others do nothing.
     """
 
+    policy_files: ClassVar[Sequence[str]] = ()
+    """The names of its files in the policy folder."""
+    file_fields: ClassVar[Sequence[EntryField[Any]]] = ()
+    key_fields: ClassVar[Sequence[EntryField[Any]]] = ()
     model_fields: ClassVar[Sequence[EntryField[Any]]] = ()
 
     def list_files(self, folder: FilePath) -> Iterable[FilePath]:
@@ -102,11 +108,19 @@ class SectionSpec:
         """Reads its files in folders of a policy folder. Raises OSError."""
         return ()
 
+    def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
+        """Returns what its policy files say of all the config; relative paths in them start at the folder `beside`."""
+        return {}
+
+    def read_key(self, reading: ConfigReading, path: Path, entry: KeyEntry) -> Settings:
+        """Returns the settings of the key at this path, and notes the problems of its entry."""
+        return {}
+
     def read_model(self, reading: ConfigReading, name: str, entry: ModelEntry) -> Settings:
         """Returns the settings of a model, and notes the problems of its entry."""
         return {}
 
-    def read(self, reading: ConfigReading) -> None:
+    def read_more(self, reading: ConfigReading) -> None:
         """Reads what depends on the entries of all models."""
 
     def check_model(self, reading: ConfigReading, model: ModelReading) -> None:
@@ -114,6 +128,9 @@ class SectionSpec:
 
     def check_models(self, reading: ConfigReading) -> None:
         """Notes the same of what other parts of the config ask of models."""
+
+    def read_sections(self, reading: ConfigReading) -> None:
+        """Reads its sections of the file."""
 
     def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
         """Returns the snapshot of a sound config with what this product has besides its settings."""
@@ -125,6 +142,10 @@ class SectionSpec:
 
     def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the snapshot as `/admin/config` shows it, with this product's part."""
+        return shown
+
+    def describe_key(self, key: Key, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns the key as `/admin/config` shows it, with this product's part."""
         return shown
 
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
@@ -155,11 +176,11 @@ class EntryKinds(NamedTuple):
 def entry_kinds(sections: Sections) -> EntryKinds:
     """Returns the kinds of entries of a config that has these sections."""
     kinds = EntryKinds(
-        _with_fields(ConfigFile, ()),
+        _with_fields(ConfigFile, [field for section in sections for field in section.file_fields]),
         _with_fields(ProviderEntry, ()),
         _with_fields(ModelEntry, [field for section in sections for field in section.model_fields]),
         _with_fields(TargetEntry, ()),
-        _with_fields(KeyEntry, ()),
+        _with_fields(KeyEntry, [field for section in sections for field in section.key_fields]),
     )
     peers = {
         "a provider (providers.NAME)": kinds.provider,

@@ -111,7 +111,6 @@ class ConfigFile(Entry):
     providers: Section = {}
     models: Section = {}
     passthrough: Any = None
-    objects: Any = None
     jobs: Any = None
     webhooks: Section = Field(default={}, repr=False)
     webhook_settings: Section = Field(default={}, repr=False)
@@ -361,7 +360,6 @@ class KeyEntry(LimitedEntry):
     budget_usd_per_day: Amount | None = None
     allow_unpriced: Flag = False
     allow_overspend: Flag = False
-    workflow: Text | None = None
     webhook_secrets: HookSecrets | None = Field(default=None, repr=False)
 
 

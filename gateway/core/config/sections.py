@@ -13,13 +13,14 @@ from fnmatch import fnmatchcase, translate
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path as FilePath
+from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.core.config.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
 from gateway.core.config.fields import is_loopback, is_pattern
 from gateway.core.config.models import TargetParts, check_fail_closed, limits_of
 from gateway.core.config.policies import PolicySets
-from gateway.core.config.product_sections import ConfigReading
+from gateway.core.config.product_sections import ConfigReading, Sections, entry_kinds
 from gateway.core.config.providers import (
     Groups,
     account_of,
@@ -46,12 +47,20 @@ from gateway.core.config.schema import (
 from gateway.core.config.source import Document, Path, beside, did_you_mean, is_file, path_text, printable, quoted
 from gateway.core.config.state import parse_redis_url
 from gateway.core.openai.bodies import LARGE_BYTES
-from gateway.core.snapshot import Key, Model, Provider, Target, followed_models, targets_hidden_from_callers
+from gateway.core.snapshot import (
+    Key,
+    Model,
+    Provider,
+    Setting,
+    Target,
+    followed_models,
+    targets_hidden_from_callers,
+    with_settings,
+)
 from gateway.core.types import EMULATOR, Server
 from gateway.credentials.config import cloud_auth
 from gateway.dialects.known import LISTS
 from gateway.dialects.target_languages import TargetLanguages, languages_of
-from gateway.features.runs.rules import Workflows
 from gateway.fleet.lease import SharedState
 from gateway.products.realtime.rules import why_no_sessions
 
@@ -179,11 +188,9 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
     )
 
 
-def key_section(
-    reading: ConfigReading, server: Server, workflows: Workflows, shape: type[KeyEntry]
-) -> dict[bytes, Key]:
+def key_section(reading: ConfigReading, server: Server, sections: Sections) -> dict[bytes, Key]:
     """Returns the callers by the digest of their secret."""
-    document, config = reading.document, reading.config
+    document, config, shape = reading.document, reading.config, entry_kinds(sections).key
     keys: dict[bytes, Key] = {}
     names: set[str] = set()
     places: dict[int, Key] = {}
@@ -203,12 +210,10 @@ def key_section(
             document.complain((*path, "key"), "is the same secret as admin.key")
         check_fail_closed(document, path, entry, learns=False)
         _check_allowed(document, config, path, entry.models)
-        if entry.workflow is not None and entry.workflow not in workflows:
-            suggestion = did_you_mean(entry.workflow, workflows)
-            document.complain(
-                (*path, "workflow"), f"no workflow {quoted(entry.workflow)} in workflows.yaml{suggestion}"
-            )
-        places[index] = keys.setdefault(entry.key, _key(entry))
+        settings: dict[Setting[Any], Any] = {}
+        for section in sections:
+            settings.update(section.read_key(reading, path, entry))
+        places[index] = keys.setdefault(entry.key, with_settings(_key(entry), settings))
     _check_tenants(document, places)
     return keys
 
@@ -253,7 +258,6 @@ def _key(entry: KeyEntry) -> Key:
         budget_usd_per_day=entry.budget_usd_per_day,
         allow_unpriced=entry.allow_unpriced,
         allow_overspend=entry.allow_overspend,
-        workflow=entry.workflow or "",
         webhook_secrets=tuple(entry.webhook_secrets or ()),
     )
 

@@ -6,14 +6,15 @@ Owners matter only where several tenants share an account at a provider; elsewhe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from gateway.core.config.fields import Names
-from gateway.core.config.schema import ConfigFile, Entry, check
+from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, placed_after
+from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document
-from gateway.core.snapshot import Key, Provider
+from gateway.core.snapshot import Key, PolicySnapshot, Provider
 from gateway.features.ownership.objects import scope_of
-from gateway.features.ownership.rules import ObjectRules
+from gateway.features.ownership.rules import OBJECTS, ObjectRules
 
 SHARED = "shared"
 
@@ -24,11 +25,36 @@ class ObjectsEntry(Entry):
     shared: Names | None = None
 
 
+class ObjectsSection(SectionSpec):
+    """The section `objects`."""
+
+    of_file: ClassVar[EntryField[Any]] = EntryField("objects", Any, None, after="passthrough")
+    file_fields = (of_file,)
+
+    def read_sections(self, reading: ConfigReading) -> None:
+        given = self.of_file.of(reading.config)
+        reading.settings[OBJECTS] = object_rules(reading.document, given, reading.providers, reading.keys.values())
+
+    def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterator[str]:
+        return object_notices(OBJECTS.of(snapshot), snapshot.state)
+
+    def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
+        """Shows the owners of objects at providers."""
+        return placed_after(["passthrough"], shown, objects=_shown(OBJECTS.of(snapshot)))
+
+
+def _shown(rules: ObjectRules | None) -> dict[str, Any] | str:
+    if rules is None:
+        return "of the only tenant"
+    shared = "all" if rules.is_open else sorted((*rules.ids, *(f"{prefix}*" for prefix in rules.prefixes)))
+    return {"of": "their tenant", "shared": shared}
+
+
 def object_rules(
-    document: Document, config: ConfigFile, providers: Mapping[str, Provider], keys: Iterable[Key]
+    document: Document, given: Any, providers: Mapping[str, Provider], keys: Iterable[Key]
 ) -> ObjectRules | None:
     """Returns the rules, None where all callers are one tenant; notes the section's problems."""
-    is_open, shared = _section(document, config.objects)
+    is_open, shared = _section(document, given)
     keys = tuple(keys)
     tenants = frozenset(key.tenant for key in keys)
     named = frozenset(key.tenant for key in keys if key.names_tenants)

@@ -18,7 +18,7 @@ from gateway.admin.operations import require_admin
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.snapshot import Policies, PolicySnapshot
-from gateway.features.ownership.rules import ObjectRules
+from gateway.features.ownership.rules import OBJECTS, ObjectRules
 from gateway.routes import json_response
 
 MOST_BYTES = 1_048_576
@@ -58,9 +58,10 @@ def object_routes(policies: Policies, objects: ObjectAdmin) -> list[BaseRoute]:
 
 
 def _rules(policy: PolicySnapshot) -> ObjectRules:
-    if policy.objects is None:
+    rules = OBJECTS.of(policy)
+    if rules is None:
         raise NotFound("All keys are of one tenant: every object is its own, there is nothing to claim.")
-    return policy.objects
+    return rules
 
 
 def _what(fields: Mapping[str, Any], rules: ObjectRules) -> tuple[str, list[str], bool]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import orjson
@@ -18,6 +18,7 @@ import orjson
 from gateway.core.errors import BodyTooComplex, InvalidRequest
 from gateway.core.openai.bodies import MultipartError, Part, boundary_of, parts_in_steps
 from gateway.core.openai.json_edit import piece_at
+from gateway.core.snapshot import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class ObjectRules:
     def knows(self, tenant: str) -> bool:
         """Returns whether calls may come from this tenant."""
         return tenant in self.tenants or any(tenant.startswith(f"{one}/") for one in self.named)
+
+
+OBJECTS: Final[Setting[ObjectRules | None]] = Setting("objects", None)
+"""The rules of whose a provider's objects are; None: all callers are one tenant, and it does not matter."""
 
 
 # --- the ids of objects in a JSON body: where the provider's API reads them, and nowhere else ---

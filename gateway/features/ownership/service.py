@@ -50,6 +50,7 @@ from gateway.features.ownership.objects import (
 )
 from gateway.features.ownership.rules import (
     MOST_FOUND,
+    OBJECTS,
     NamedId,
     ObjectRules,
     endpoint_of,
@@ -319,11 +320,11 @@ class Ownership(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where tenants share a provider's account."""
-        return None if facts.policy.objects is None else self
+        return None if OBJECTS.of(facts.policy) is None else self
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to a call whose objects are all its tenant's. Raises NotFound, OwnerUnknown or InvalidRequest."""
-        rules = call.policy.objects
+        rules = OBJECTS.of(call.policy)
         if rules is not None and self.concerns(call, rules):
             await self.admit(call, rules)
         return await next(call)
@@ -376,7 +377,7 @@ class Ownership(CallFeature):
 
     async def learn(self, call: Call, opened: Opened, ask_again: Callable[[Call], Awaitable[Opened]]) -> Opened:
         """Records the answer's objects as the tenant's; takes those of others out of a list, and fills it from more pages."""
-        concern, rules = call.objects, call.policy.objects
+        concern, rules = call.objects, OBJECTS.of(call.policy)
         if concern is None or rules is None or isinstance(opened, ErrorAnswer) or opened.status >= 300:
             return opened
         if concern.is_list and isinstance(opened, Whole):
@@ -394,7 +395,7 @@ class Ownership(CallFeature):
         self, call: Call, concern: ObjectAccess, target: Target, chunks: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yields the chunks of a stream, each one after the objects that it names have been recorded as the tenant's."""
-        rules, announced = call.policy.objects, Announcements(concern)
+        rules, announced = OBJECTS.of(call.policy), Announcements(concern)
         try:
             async for chunk in chunks:
                 ids = announced.read(chunk)

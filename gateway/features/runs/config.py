@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator, Field
 
-from gateway.core.config.fields import Amount, Count, PositiveDuration, Section, parse_duration, problem_of
-from gateway.core.config.schema import Entry, check
-from gateway.core.config.source import Document, Path, quoted
-from gateway.features.runs.rules import IDLE_S, OTHER, Ends, WorkflowRules, Workflows
+from gateway.core.config.describe import plain
+from gateway.core.config.fields import Amount, Count, PositiveDuration, Section, Text, parse_duration, problem_of
+from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings, placed_after
+from gateway.core.config.schema import Entry, KeyEntry, check
+from gateway.core.config.source import Document, Path, did_you_mean, quoted
+from gateway.core.snapshot import Key, PolicySnapshot
+from gateway.features.runs.rules import IDLE_S, KEY_WORKFLOW, OTHER, WORKFLOWS, Ends, WorkflowRules, Workflows
 from gateway.features.runs.step import ID_CHARS, is_id
 
 MOST_WORKFLOWS: Final = 100
@@ -57,6 +62,32 @@ class WorkflowEntry(Entry):
     usd_per_run: Amount | None = None
     max_calls_per_run: Count | None = None
     ends: Annotated[tuple[Ends, float], BeforeValidator(_ends)] = Field(default=("last_task", IDLE_S))
+
+
+class WorkflowsSection(SectionSpec):
+    """The file workflows.yaml, and the workflow of a key."""
+
+    policy_files = ("workflows.yaml",)
+    of_key: ClassVar[EntryField[str | None]] = EntryField("workflow", Text | None, None, after="allow_overspend")
+    key_fields = (of_key,)
+
+    def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
+        return {WORKFLOWS: read_workflows(documents.get("workflows.yaml"))}
+
+    def read_key(self, reading: ConfigReading, path: Path, entry: KeyEntry) -> Settings:
+        workflow, workflows = self.of_key.of(entry), WORKFLOWS.of(reading)
+        if workflow is not None and workflow not in workflows:
+            suggestion = did_you_mean(workflow, workflows)
+            reading.document.complain(
+                (*path, "workflow"), f"no workflow {quoted(workflow)} in workflows.yaml{suggestion}"
+            )
+        return {KEY_WORKFLOW: workflow or ""}
+
+    def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
+        return placed_after(["webhooks", "passthrough_admin"], shown, workflows=plain(WORKFLOWS.of(snapshot)))
+
+    def describe_key(self, key: Key, shown: dict[str, Any]) -> dict[str, Any]:
+        return placed_after(["keeps_responses", "allow_overspend"], shown, workflow=KEY_WORKFLOW.of(key))
 
 
 def read_workflows(document: Document | None) -> Workflows:

@@ -21,6 +21,7 @@ from gateway.core.snapshot import Policies
 from gateway.features.runs.rules import (
     OTHER,
     PER_USD,
+    WORKFLOWS,
     RunChange,
     RunOutcome,
     RunRecord,
@@ -148,7 +149,7 @@ def workflow_routes(policies: Policies, runs: RunTable) -> list[BaseRoute]:
 
     async def show_workflows(request: Request) -> Response:
         require_admin(policies, request)
-        declared = policies.current.workflows
+        declared = WORKFLOWS.of(policies.current)
         ladders = {name: WorkflowStats() for name in declared}
         for number, record in enumerate(await runs.last(), 1):
             name = record.workflow if record.workflow in declared else OTHER
@@ -162,7 +163,7 @@ def workflow_routes(policies: Policies, runs: RunTable) -> list[BaseRoute]:
         require_admin(policies, request)
         name, wanted = request.path_params.get("name"), _outcome(request)
         limit = limit_of(request, DEFAULT_LISTED_WORKFLOWS, MAX_LISTED_WORKFLOWS)
-        declared = policies.current.workflows
+        declared = WORKFLOWS.of(policies.current)
         if name is not None and name not in declared and name != OTHER:
             close = get_close_matches(name, declared, n=1)
             raise NotFound(f"There is no workflow '{name[:128]}'{f'; did you mean {close[0]}?' if close else '.'}")

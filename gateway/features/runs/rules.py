@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
 
 import orjson
 
 from gateway.core.errors import AdmissionDenied, GatewayError
+from gateway.core.snapshot import Setting
 
 # --- refusals: runs that cannot be read, and calls of runs that have had enough ---
 
@@ -403,6 +404,10 @@ class WorkflowRules:
 
 
 Workflows = Mapping[str, WorkflowRules]
+WORKFLOWS: Final[Setting[Workflows]] = Setting("workflows", {})
+"""The workflows that are declared, by name."""
+KEY_WORKFLOW: Final[Setting[str]] = Setting("workflow", "")
+"""The workflow that all calls of a key are a part of, whatever they say; empty: as they say."""
 
 
 class RunWords(NamedTuple):

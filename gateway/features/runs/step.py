@@ -18,6 +18,7 @@ from gateway.core.types import RawHeaders, Usage
 from gateway.features.reuse.keys import digest, fingerprint, owner_of
 from gateway.features.runs.rules import (
     CALLER_OUTCOMES,
+    KEY_WORKFLOW,
     OTHER,
     RunChange,
     RunOutcome,
@@ -181,10 +182,10 @@ class RunParts:
         """Returns the part; None: it is of no run and no workflow. Raises InvalidRequest, naming the header and the remedy."""
         raw = index.get(RUN)
         if raw is None or metadata is not None or BAGGAGE in index:
-            part = part_of(run_words(index, metadata), self.workflows, key.workflow)
+            part = part_of(run_words(index, metadata), self.workflows, KEY_WORKFLOW.of(key))
         else:
             run = self._runs.get(raw) or self._read_run(raw, index)
-            names = key.workflow, index.get(WORKFLOW), index.get(TASK), index.get(STEP)
+            names = KEY_WORKFLOW.of(key), index.get(WORKFLOW), index.get(TASK), index.get(STEP)
             named = self._names.get(names) or self._read_names(names, index)
             part = RunPart(named.workflow, run, named.task, named.labels, named.rules)
         if OUTCOME in index:

@@ -18,6 +18,7 @@ from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePla
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.features.output.rules import OutputRule
+from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
 from gateway.features.runs.step import part_of
 from gateway.products.jobs.calls import STRICT, StoredRequest
 from gateway.products.pipelines.http import StepRules, part_of_step
@@ -57,7 +58,11 @@ class CallMaker:
             refuse_other_readings(key, endpoint, peeked.parsed or (), request.body, dict(request.headers))
         now = self._clock.monotonic()
         step = request.step
-        part = part_of(request.part, policy.workflows, key.workflow) if step is None else part_of_step(policy, step)
+        part = (
+            part_of(request.part, WORKFLOWS.of(policy), KEY_WORKFLOW.of(key))
+            if step is None
+            else part_of_step(policy, step)
+        )
         if part is not None:
             part.lost_tries = request.lost_tries
             part.is_durable = True  # as its job is

@@ -116,7 +116,7 @@ class PipelinesSection(SectionSpec):
         documents = [read_document(file, problems) for file in list_pipeline_files(folder)]
         return (substitute(document, environ) for document in documents if document is not None)
 
-    def read(self, reading: ConfigReading) -> None:
+    def read_more(self, reading: ConfigReading) -> None:
         plans = compile_pipelines(reading.folders[self], reading.config.models)
         reading.settings[PIPELINES] = plans
         reading.digests += [plan.digest for plan in plans.values()]

@@ -22,7 +22,7 @@ from gateway.core.request_fields import RoutePlan
 from gateway.core.snapshot import PolicySnapshot
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.output.schema import SchemaUnusable, compile_schema
-from gateway.features.runs.rules import RunPart, WorkflowRules
+from gateway.features.runs.rules import WORKFLOWS, RunPart, WorkflowRules
 from gateway.features.runs.step import OTHERS
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.calls import StepOfRun
@@ -157,7 +157,7 @@ def part_of_step(policy: PolicySnapshot, step: StepOfRun) -> RunPart:
 
     What has begun of a run is paid for: its calls are let in while it has cost less than it may, and reserve nothing.
     """
-    declared = policy.workflows.get(step.workflow)
+    declared = WORKFLOWS.of(policy).get(step.workflow)
     rules = WorkflowRules(step.workflow) if declared is None else declared
     bounds = [one for one in (rules.usd_per_run, step.usd_per_run) if one is not None]
     if bounds:

@@ -11,8 +11,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.config.policies import FILES
+from gateway.core.config.policies import policy_files
 from gateway.core.errors import ConfigError
+from gateway.sections import SECTIONS
 from tests.core.config.test_secrets import FULL
 from tests.support.configs import EXAMPLE, ROOT, load, with_policies
 
@@ -134,12 +135,12 @@ def test_junk_in_any_field_never_raises_anything_else() -> None:
 def test_junk_in_a_policy_file_never_raises_anything_else(tmp_path: Path) -> None:
     """In the shipped files, which say everything there is to say."""
     rng = random.Random(4)
-    good = {name: yaml.safe_load((ROOT / "policies" / name).read_text()) for name in FILES}
+    good = {name: yaml.safe_load((ROOT / "policies" / name).read_text()) for name in policy_files(SECTIONS)}
     config = tmp_path / "c.yaml"
     config.write_text(with_policies(tmp_path))
 
     for _ in range(COPIES // 2):
-        name = rng.choice(FILES)
+        name = rng.choice(policy_files(SECTIONS))
         data = replace_somewhere(good[name], rng)
         text = yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass")
         (tmp_path / "rules" / name).write_bytes(text)

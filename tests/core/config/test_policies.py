@@ -9,7 +9,7 @@ import yaml
 
 from gateway.core.balancing import Retries
 from gateway.core.config.admission import KINDS, LaneEntry, QueueSet, ShedEntry
-from gateway.core.config.policies import FILES, read_policies, read_timeouts
+from gateway.core.config.policies import policy_files, read_policies, read_timeouts
 from gateway.core.config.retries import (
     CLASSES,
     BackoffEntry,
@@ -27,6 +27,7 @@ from gateway.core.types import LANES, QueueBounds, StoreBounds
 from gateway.features.reuse.config import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
 from gateway.features.reuse.rules import Caching
 from gateway.features.runs.config import WorkflowEntry
+from gateway.sections import SECTIONS
 from tests.rows import rows
 from tests.support.configs import GOOD, ROOT, load_text, problems_of, with_policies
 
@@ -37,17 +38,17 @@ def test_shipped_files_are_the_built_in_defaults() -> None:
     """Whoever copies the folder changes nothing by it."""
     problems: list[Problem] = []
 
-    shipped, built_in = read_policies(ROOT / "policies", {}, problems), read_policies(None, {}, problems)
+    shipped, built_in = (read_policies(folder, {}, problems, sections=SECTIONS) for folder in (ROOT / "policies", None))
 
     assert problems == []
     own = [Path(document.file) for document in shipped.documents]
-    assert {file.name for file in own if file.parent.name != "errors"} == set(FILES)
+    assert {file.name for file in own if file.parent.name != "errors"} == set(policy_files(SECTIONS))
     assert shipped.admission == built_in.admission
     assert shipped.queue == built_in.queue
     assert shipped.retries == built_in.retries
     assert shipped.breakers == built_in.breakers
     assert shipped.cache == built_in.cache
-    assert shipped.workflows == built_in.workflows == {}
+    assert shipped.settings == built_in.settings
     assert [shipped.errors.of(kind) for kind in KINDS] == [built_in.errors.of(kind) for kind in KINDS]
     assert shipped.timeouts == built_in.timeouts == {"default": read_timeouts(None)["default"]}
 
@@ -70,8 +71,8 @@ def test_built_in_defaults_are_those_of_the_compiled_policy() -> None:
 
 def test_shipped_files_are_complete() -> None:
     """Every field that exists is written out; what has no default, or that of another lane, in a comment."""
-    text = {name: (ROOT / "policies" / name).read_text() for name in FILES}
-    shipped = {name: yaml.safe_load(text[name]).get("default") for name in FILES}
+    text = {name: (ROOT / "policies" / name).read_text() for name in policy_files(SECTIONS)}
+    shipped = {name: yaml.safe_load(text[name]).get("default") for name in policy_files(SECTIONS)}
     admission, queue = shipped["admission.yaml"], shipped["queue.yaml"]
     retries, breakers, cache = shipped["retries.yaml"], shipped["breakers.yaml"], shipped["cache.yaml"]
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from gateway.core.call import Call, CallRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.metrics import Metrics
-from gateway.core.snapshot import Key
+from gateway.core.snapshot import Key, with_settings
 from gateway.core.telemetry import CallCounter
 from gateway.core.types import Attempt, Usage
 from gateway.features.runs.http import WorkflowStats
 from gateway.features.runs.metrics import MOST_UNKNOWN, RunCounter
 from gateway.features.runs.rules import (
+    KEY_WORKFLOW,
     MOST_TASKS,
     RunBudgetExceeded,
     RunBudgetReserved,
@@ -247,7 +248,7 @@ def test_a_part_that_was_read_before_is_as_one_that_is_read_anew(calls: list[tup
             except InvalidRequest as refused:
                 anew = str(refused)
             try:
-                found: RunPart | str | None = parts.find(replace(KEY, workflow=fixed), index, None)
+                found: RunPart | str | None = parts.find(with_settings(KEY, {KEY_WORKFLOW: fixed}), index, None)
             except InvalidRequest as refused:
                 found = str(refused)
             assert found == anew

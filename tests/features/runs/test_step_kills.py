@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import DurableRuns, RunTable
 from gateway.products.jobs.store import JobStore
 from tests.features.reuse.test_reuse import sent
@@ -66,7 +67,7 @@ def process(here: Town, view: View, body: bytes) -> Bench:
     async def opened() -> JobStore:
         return cast("JobStore", view)
 
-    runs = RunTable(bench.clock, lambda: bench.policy.workflows)
+    runs = RunTable(bench.clock, lambda: WORKFLOWS.of(bench.policy))
     bench.build(runs=runs)
     kept = bench.products.steps.kept
     runs.durable, kept.open, kept.write_behind = DurableRuns(opened, opened), opened, runs.write_behind
