@@ -467,27 +467,27 @@ def targets(options: argparse.Namespace) -> int:
     """Shows how targets and accounts are doing, or switches one by hand."""
     action, name = options.action, options.name
     if not action:
-        return ask_admin(options, lambda client: client.get("targets"), table)
+        return call_admin(options, lambda client: client.get("targets"), table)
     if not name:
         return fail(f"which one? gateway targets {action} NAME; 'gateway targets' shows them", UNUSABLE)
     kind = "targets" if "/" in name else "accounts"
     path = f"{kind}/{quote(name, safe='/')}"
-    return ask_admin(options, lambda client: client.post(path, {"action": action}), sentence)
+    return call_admin(options, lambda client: client.post(path, {"action": action}), sentence)
 
 
 def stats(options: argparse.Namespace) -> int:
     """Shows what was spared, by model, tenant or layer."""
-    return ask_admin(options, lambda client: client.get("stats"), lambda answer: stats_table(answer, options.by))
+    return call_admin(options, lambda client: client.get("stats"), lambda answer: stats_table(answer, options.by))
 
 
 def costs(options: argparse.Namespace) -> int:
     """Shows what calls have cost, by key or model."""
-    return ask_admin(options, lambda client: client.get("costs"), lambda answer: costs_table(answer, options.by))
+    return call_admin(options, lambda client: client.get("costs"), lambda answer: costs_table(answer, options.by))
 
 
 def cache_show(options: argparse.Namespace) -> int:
     """Shows what the caches hold."""
-    return ask_admin(options, lambda client: client.get("cache"), cache_table)
+    return call_admin(options, lambda client: client.get("cache"), cache_table)
 
 
 def cache_purge(options: argparse.Namespace) -> int:
@@ -495,7 +495,7 @@ def cache_purge(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in ("key", "model", "tenant", "all") if getattr(options, name)}
     if not given:
         return fail("purge what? --key HEX, --model NAME, --tenant NAME, or --all for everything", UNUSABLE)
-    return ask_admin(options, lambda client: client.post("cache/purge", given), purged)
+    return call_admin(options, lambda client: client.post("cache/purge", given), purged)
 
 
 def cache_why(options: argparse.Namespace) -> int:
@@ -508,7 +508,7 @@ def cache_why(options: argparse.Namespace) -> int:
         whose = {name: getattr(options, name) for name in ("endpoint", "tenant") if getattr(options, name)}
         return client.post("cache/why", {"body": body, **whose})
 
-    return ask_admin(options, ask, story)
+    return call_admin(options, ask, story)
 
 
 def state_backup(options: argparse.Namespace) -> int:
@@ -531,7 +531,7 @@ def flag_jobs(options: argparse.Namespace) -> int:
         unknown.extend(answer["unknown"])
         return answer
 
-    return ask_admin(options, ask, flagged) or (FAILED if unknown else OK)
+    return call_admin(options, ask, flagged) or (FAILED if unknown else OK)
 
 
 def retry_jobs(options: argparse.Namespace) -> int:
@@ -543,7 +543,7 @@ def retry_jobs(options: argparse.Namespace) -> int:
         left.extend([*answer["refused"], *answer["unknown"]])
         return answer
 
-    return ask_admin(options, ask, retried) or (FAILED if left else OK)
+    return call_admin(options, ask, retried) or (FAILED if left else OK)
 
 
 def _backup(options: argparse.Namespace, name: str) -> int:
@@ -552,7 +552,7 @@ def _backup(options: argparse.Namespace, name: str) -> int:
     def copy(client: AdminClient) -> dict[str, Any]:
         return save(client.backup(name), options.file, damage_of)
 
-    return ask_admin(options, copy, lambda answer: saved(answer, name))
+    return call_admin(options, copy, lambda answer: saved(answer, name))
 
 
 def claim(options: argparse.Namespace) -> int:
@@ -561,10 +561,10 @@ def claim(options: argparse.Namespace) -> int:
     given = {"tenant": options.tenant, "ids": ids, "move": options.move}
     if options.provider:
         given["provider"] = options.provider
-    return ask_admin(options, lambda client: client.post("objects/claim", given), claimed)
+    return call_admin(options, lambda client: client.post("objects/claim", given), claimed)
 
 
-def ask_admin(
+def call_admin(
     options: argparse.Namespace,
     ask: Callable[[AdminClient], dict[str, Any]],
     show_answer: Callable[[dict[str, Any]], str],

@@ -118,7 +118,7 @@ async def _run(demo: WorkflowDemo, arm: WorkflowArm, now: Now) -> None:
         sender = await stack.enter_async_context(connections())
         provider = await stack.enter_async_context(recording_provider(folder, sender, demo.seed, _FAULTS, _PACE))
         way = _Way(demo, arm, folder, sender, provider, now)
-        way.tell_address(provider.url)
+        way.write_address(provider.url)
         starts = {"program": partial(way.start_program, stack)}
         if arm.has_gateway:
             _write_config(folder, provider.url)
@@ -170,10 +170,10 @@ class _Way:
         """Starts a gateway, and returns it once the program knows where it is."""
         arguments = "serve", "--config", "config.yaml", "--port", "0"
         one = await stack.enter_async_context(process(self.folder, *arguments))
-        self.tell_address(f"{await one.address('listens on ')}/v1")
+        self.write_address(f"{await one.address('listens on ')}/v1")
         return one
 
-    def tell_address(self, url: str) -> None:
+    def write_address(self, url: str) -> None:
         """Gives the program the address of who answers it."""
         place = self.folder / "address.new"
         place.write_text(url)

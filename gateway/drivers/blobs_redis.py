@@ -95,7 +95,7 @@ class RedisBlobs:
     async def read(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         """Yields the bytes from `start` on, at most `length` of them. Raises JobsUnavailable, FileNotFoundError."""
         place = self._manifest(check_name(name))
-        manifest = await self.ask(lambda: self._link.command(b"GET", place))
+        manifest = await self.request(lambda: self._link.command(b"GET", place))
         if manifest is None:
             raise FileNotFoundError(name)
         nonce, _, size, *_ = manifest.split()
@@ -121,8 +121,8 @@ class RedisBlobs:
 
     async def belong_to(self, store: str) -> bool:
         """Returns whether the blobs of the namespace are this store's alone, by a set that names all that have asked."""
-        await self.ask(lambda: self._link.command(b"SADD", self._owners, store))
-        return {*await self.ask(lambda: self._link.command(b"SMEMBERS", self._owners))} == {store.encode()}
+        await self.request(lambda: self._link.command(b"SADD", self._owners, store))
+        return {*await self.request(lambda: self._link.command(b"SMEMBERS", self._owners))} == {store.encode()}
 
     async def old_names(self, least_age_s: float, most: int) -> AsyncIterator[Sequence[str]]:
         """Yields the names of blobs that got theirs so long ago, by the clock of the server. Raises JobsUnavailable."""
@@ -180,9 +180,9 @@ class RedisBlobs:
 
     async def run(self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int | float]) -> Any:
         """Runs a script. Raises JobsUnavailable."""
-        return await self.ask(lambda: self._link.run(script, keys, args))
+        return await self.request(lambda: self._link.run(script, keys, args))
 
-    async def ask(self, send: Callable[[], asyncio.Future[Any]]) -> Any:
+    async def request(self, send: Callable[[], asyncio.Future[Any]]) -> Any:
         """Returns the reply to a command. Raises JobsUnavailable."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._link.start())
@@ -203,11 +203,11 @@ class RedisBlobs:
         It may grow and shrink meanwhile: what is there all the time is found, perhaps twice.
         """
         scan = (b"HSCAN", self._kept, cursor, b"MATCH", pattern, b"COUNT", count)
-        cursor, rows = await self.ask(lambda: self._link.command(*scan))
+        cursor, rows = await self.request(lambda: self._link.command(*scan))
         return cursor, [name.decode() for name in rows[::2]]
 
     async def _parts(self, place: bytes, numbers: range) -> Sequence[bytes | None]:
-        reads = [self.ask(lambda number=number: self._link.command(b"HGET", place, number)) for number in numbers]  # type: ignore[misc]  # mypy cannot infer a lambda's default
+        reads = [self.request(lambda number=number: self._link.command(b"HGET", place, number)) for number in numbers]  # type: ignore[misc]  # mypy cannot infer a lambda's default
         found: Sequence[bytes | None] = await asyncio.gather(*reads)
         return found
 

@@ -444,7 +444,7 @@ class FileThread:
         if self._failure is not None:
             raise self._failure
 
-    def ask(
+    def submit(
         self,
         work: Callable[[Any], T | Rest],
         otherwise: T,
@@ -467,14 +467,14 @@ class FileThread:
     def later(
         self, work: Callable[[Any], T | Rest], otherwise: T, effort: Effort = "read", undo: Work | None = None
     ) -> asyncio.Future[T]:
-        """Does as `ask`, and returns a future for the result."""
+        """Does as `submit`, and returns a future for the result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.ask(
+        self.submit(
             work, otherwise, lambda result: None if future.done() else future.set_result(result), effort, undo=undo
         )
         return future
 
-    def tell(self, work: Callable[[Any], object], size: int) -> None:
+    def queue_write(self, work: Callable[[Any], object], size: int) -> None:
         """Queues a cache write that no caller waits for."""
         if self.is_stalled:
             self.dropped += 1
@@ -497,7 +497,7 @@ class FileThread:
         ahead_s = self._file.ahead()
         if abs(ahead_s - self._file.noted_ahead_s) >= LEAST_STEP_S:
             self._file.noted_ahead_s = ahead_s
-            self.ask(lambda db: note_ahead(db, ahead_s), None, lambda _: None, "durable")
+            self.submit(lambda db: note_ahead(db, ahead_s), None, lambda _: None, "durable")
         now = self._monotonic()
         if now - self._shortened_at >= LOG_S and not self.is_stalled:
             self._shortened_at, self._file.is_log_old = now, True

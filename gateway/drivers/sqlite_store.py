@@ -286,7 +286,7 @@ class SqliteStore:
         if not self._is_tidying:
             self._is_tidying = True
             now = self._wall()
-            self._thread.ask(lambda db: self._room.tidy(db, now), None, self._tidied, "cache")
+            self._thread.submit(lambda db: self._room.tidy(db, now), None, self._tidied, "cache")
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
         """Returns the contents of the file as of its last write; while it cannot be used, those of memory."""

@@ -22,13 +22,13 @@ from gateway.products.batches.output import MODELS
 from gateway.products.batches.service import BatchService, FileService
 from gateway.products.jobs.answers_http import EventReaders
 from gateway.products.jobs.calls import (
+    AddToRun,
     CallServer,
     MakeCall,
     NativeAccounts,
     ProviderBatches,
     ServeCall,
-    TellRun,
-    tell_nobody,
+    add_to_no_run,
 )
 from gateway.products.jobs.dead_letters.replay import ReplayFactory
 from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries, ReplayJobs
@@ -76,7 +76,7 @@ class JobWork:
         works: bool = True,
         waits: bool = True,
         native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
-        tell_run: TellRun = tell_nobody,
+        tell_run: AddToRun = add_to_no_run,
         write_behind: WriteBehindSum | None = None,
         last_users: LastUsers | None = None,
     ) -> None:

@@ -786,7 +786,7 @@ async def test_a_command_that_a_closed_server_refuses_leaves_no_deadline_behind(
     options = ServerOptions(lambda node: connect(address_of(SharedState("redis://127.0.0.1")), node), 0.05, 1, tally)
     server = StoreServer("the other", always(("127.0.0.1", 1)), options, lambda _: None)
 
-    server.ask(command)
+    server.send(command)
     await asyncio.sleep(10 * wire.GRACE_S)
 
     assert (late, tally.failures) == ([], 1)

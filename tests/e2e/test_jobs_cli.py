@@ -244,7 +244,7 @@ async def test_a_gateway_that_is_not_there_for_a_while_is_waited_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gateway: Running, tmp_path: Path
 ) -> None:
     """The batch is durable, so is the wait; what never passes ends it, with the way on."""
-    asked, real = 0, CallerClient.ask
+    asked, real = 0, CallerClient.request
 
     def ask(self: CallerClient, method: str, path: str, *rest: Any) -> Any:
         nonlocal asked
@@ -253,7 +253,7 @@ async def test_a_gateway_that_is_not_there_for_a_while_is_waited_for(
             raise AdminRefused("no gateway answers")
         return real(self, method, path, *rest)
 
-    monkeypatch.setattr(CallerClient, "ask", ask)
+    monkeypatch.setattr(CallerClient, "request", ask)
     path = written(tmp_path, ["a"])
     code, _, _ = await run(capsys, "batch", "run", str(path), *caller(gateway))
     monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
@@ -368,7 +368,7 @@ def test_progress_is_one_line_on_a_terminal_and_few_lines_elsewhere(monkeypatch:
     for out in (terminal, plain):
         line = ProgressLine(out)
         for text in ("one", "two and more"):
-            line.tell(text)
+            line.show(text)
         line.clear()
 
     assert terminal.getvalue() == "\rone\x1b[K\rtwo and mo\x1b[K\r\x1b[K"

@@ -19,7 +19,7 @@ from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
 from gateway.products.jobs.calls import CallServer, StoredRequest, TryResult
 from gateway.products.jobs.dead_letters.rules import LetterPage
-from gateway.products.jobs.model import ClaimAsk, JobEnd, JobError, JobState
+from gateway.products.jobs.model import ClaimRequest, JobEnd, JobError, JobState
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.transitions import OpenBounds
 from tests.e2e.batch_kills import sdk_of
@@ -51,7 +51,7 @@ async def fill(path: Path, letters: int) -> None:
             for one in range(min(1000, letters - first))
         ]  # fmt: skip
         await store.accept(new)
-        works = await store.claim([ClaimAsk("fast", 1000)])
+        works = await store.claim([ClaimRequest("fast", 1000)])
         error = JobError("server_error", f"the answer was 500: request {first} failed", time.time(), "main/gpt-4o")
         end = JobEnd(JobState.FAILED, error, is_attempt=True, is_dead=True)
         await asyncio.gather(*(store.finish(work, end) for work in works))

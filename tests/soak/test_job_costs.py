@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from gateway import process as interpreter
-from gateway.products.jobs.model import ClaimAsk
+from gateway.products.jobs.model import ClaimRequest
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.transitions import OpenBounds
 from tests.bench import load
@@ -222,5 +222,5 @@ async def _fill(path: Path, number: int) -> None:
     jobs = Jobs(SqliteJobStore(str(path), time.time, OpenBounds(2 * number + 1, 2 * number + 1)), time.time)  # type: ignore[arg-type]  # its clock
     for first in range(0, number, crowd.AT_ONCE):
         await jobs.store.accept([crowd.new(jobs, first + one) for one in range(crowd.AT_ONCE)])
-    await jobs.store.claim([ClaimAsk("fast", 400)])
+    await jobs.store.claim([ClaimRequest("fast", 400)])
     await jobs.store.aclose()

@@ -17,8 +17,8 @@ from gateway.fleet.lease import SharedState
 from gateway.products.jobs.model import (
     FINALISE,
     ChunkPlan,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     JobQuery,
     JobState,
     LineResult,
@@ -82,8 +82,8 @@ async def test_a_million_jobs(server: RedisServer, report: Report) -> None:
     server.do("SLOWLOG", "RESET")
     figures = []
     for name, ask in (
-        ("claim of one", lambda: store.claim([ClaimAsk("fast", 1)])),
-        ("claim of fifty", lambda: store.claim([ClaimAsk("fast", 50), ClaimAsk("slow", 1)])),
+        ("claim of one", lambda: store.claim([ClaimRequest("fast", 1)])),
+        ("claim of fifty", lambda: store.claim([ClaimRequest("fast", 50), ClaimRequest("slow", 1)])),
         ("a page", lambda: store.list_jobs(JobQuery("tenant-3"))),
         ("everybody's page", lambda: store.list_jobs(JobQuery(None))),
         ("one more", jobs.call),
@@ -118,11 +118,11 @@ async def test_operations_per_line_of_a_batch(server: RedisServer, report: Repor
     await store.begin_lines(check, ChunkPlan(LINES, PER_CHUNK, PARALLEL), {})
     began = time.monotonic()
     while (await jobs.get(check.job.id)).tally.completed < LINES:
-        works = [work for work in await store.claim([ClaimAsk("fast", PARALLEL)]) if work.piece != FINALISE]
+        works = [work for work in await store.claim([ClaimRequest("fast", PARALLEL)]) if work.piece != FINALISE]
         await asyncio.gather(*[run_chunk(store, work) for work in works])
     seconds = time.monotonic() - began
     done = operations(server) - before
-    (final,) = await store.claim([ClaimAsk("fast", 1)])
+    (final,) = await store.claim([ClaimRequest("fast", 1)])
     await jobs.finish(final, JobState.SUCCEEDED)
     report(f"{LINES} lines at {LINES / seconds:.0f}/s: {done / LINES:.3f} operations of the Redis per line")
     await store.aclose()
@@ -145,10 +145,10 @@ async def run_chunk(store: RedisJobStore, work: ClaimedWork) -> None:
 async def test_a_store_that_nobody_uses_asks_once_a_second(server: RedisServer, report: Report) -> None:
     """A worker's claim each second is all: it promotes, takes over, lets deadlines pass and counts."""
     store = await opened(server)
-    await store.claim([ClaimAsk("fast", 1)])
+    await store.claim([ClaimRequest("fast", 1)])
     before = operations(server)
     for _ in range(IDLE_S):
-        await store.claim([ClaimAsk("fast", 10), ClaimAsk("slow", 10)])
+        await store.claim([ClaimRequest("fast", 10), ClaimRequest("slow", 10)])
         store.tick()
         await asyncio.sleep(1.0)
     done = operations(server) - before

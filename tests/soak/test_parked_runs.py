@@ -18,8 +18,8 @@ from gateway.products.jobs.model import (
     CHECK,
     FINALISE,
     ChunkPlan,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     JobEnd,
     JobKind,
     JobState,
@@ -86,13 +86,13 @@ async def test_ten_thousand_parked_runs(kind: str, tmp_path: Path, report: Repor
             await store.accept([jobs.new(id=name, kind=JobKind.RUN, about=about, payload=PAYLOAD) for name in names])
             left = AT_ONCE
             while left:
-                works = await store.claim([ClaimAsk("fast", left)])
+                works = await store.claim([ClaimRequest("fast", left)])
                 await asyncio.gather(*[store.park(work, [], MARKS) for work in works])
                 left -= len(works)
         await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) <= tasks
         store.tick()
-        assert await store.claim([ClaimAsk("fast", 10)]) == []
+        assert await store.claim([ClaimRequest("fast", 10)]) == []
         if kind == "sqlite":
             await store.aclose()
         each = (size() - before) / RUNS

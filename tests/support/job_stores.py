@@ -13,8 +13,8 @@ from gateway.products.jobs.model import (
     Accepted,
     ChunkPlan,
     ChunkResult,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Job,
     JobEnd,
     JobError,
@@ -112,7 +112,7 @@ class Jobs:
         return (await self.accept(self.new_batch(**fields))).job
 
     async def claim_all(self, most: int = 100, segment: str = "fast") -> Sequence[ClaimedWork]:
-        return await self.store.claim([ClaimAsk(segment, most)])
+        return await self.store.claim([ClaimRequest(segment, most)])
 
     async def claim(self) -> ClaimedWork:
         """Claims the one piece that is due."""

@@ -162,7 +162,7 @@ class Link:
     ) -> asyncio.Future[Any]:
         job = StoreCommand(parts, key, self._options.tally, script)
         job.stays, job.is_quiet = stays, is_quiet
-        self._store.ask(job)
+        self._store.send(job)
         if not job.future.done():
             job.expire_after(self._timeout_s)
         return job.future
@@ -286,14 +286,14 @@ class Cluster:
         closing = [server.aclose() for server in self._servers.values()]
         await asyncio.gather(*closing, *self._closing, return_exceptions=True)
 
-    def ask(self, job: StoreCommand) -> None:
+    def send(self, job: StoreCommand) -> None:
         """Sends the command to the server of its key's slot; it fails at once where there is none."""
         server = self._slots[key_slot(job.key)]
         if server is None:
             job.fail(StoreGone(self._trouble or "no server has the key's slot"))
             self._stale.set()
         else:
-            server.ask(job)
+            server.send(job)
 
     def home(self, key: bytes) -> object:
         """Returns the server of the key's slot, as far as is known."""
@@ -398,7 +398,7 @@ class Cluster:
         if server is None or job.stays:
             job.fail(StoreGone("the key's slot is on its way to another server"))
             return
-        server.ask(job, asking=not is_moved)
+        server.send(job, asking=not is_moved)
 
     def _on_change(self, is_up: bool) -> None:
         if not is_up:

@@ -391,7 +391,7 @@ class StoreWire:
         self._task = asyncio.create_task(self._run(connection), name="store wire")
         await asyncio.sleep(0)  # a task that has begun closes its connection however it ends
 
-    def ask(self, *jobs: StoreCommand) -> None:
+    def send(self, *jobs: StoreCommand) -> None:
         """Sends the commands, with nothing in between, as soon as the round trip under way is complete."""
         self._pending.extend(jobs)
         self._wake.set()
@@ -690,14 +690,14 @@ class StoreServer:
         """Returns the address, for a connection that the caller makes itself."""
         return self._find()
 
-    def ask(self, job: StoreCommand, *, asking: bool = False) -> None:
+    def send(self, job: StoreCommand, *, asking: bool = False) -> None:
         """Sends the command; its future ends by its deadline. `asking`: ASKING goes before it, as an ASK redirect requires."""
         if not self._health.is_open:
             job.fail(StoreGone(self.reason))
             return
         self._options.tally.operations += 1
         job.late = self.late
-        self._wire_of(job).ask(*((StoreCommand((b"ASKING",)), job) if asking else (job,)))
+        self._wire_of(job).send(*((StoreCommand((b"ASKING",)), job) if asking else (job,)))
 
     def _wire_of(self, job: StoreCommand) -> StoreWire:
         return self._wires[hash(job.key) % len(self._wires)]
@@ -719,7 +719,7 @@ class StoreServer:
         elif isinstance(error, NoScriptError) and job.script is not None and job.hops < MOST_HOPS:
             job.hops += 1
             job.bring(job.script.text)
-            self._wire_of(job).ask(job)
+            self._wire_of(job).send(job)
         else:
             self._reject(job, f"{error.status_code or ''} {reason_of(error)}".strip())
 
@@ -777,6 +777,6 @@ class StoreServer:
         jobs = [StoreCommand(parts) for parts in (*load, probe)]
         for job in jobs:
             job.hops, job.is_quiet = MOST_HOPS, True  # the health tells of it
-        self._wires[0].ask(*jobs)
+        self._wires[0].send(*jobs)
         for job in jobs:
             await job.future

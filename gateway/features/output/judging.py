@@ -136,7 +136,7 @@ class Repairs:
         self._admission = admission
         self._open = open
 
-    async def ask(
+    async def repair(
         self, call: Call, rule: OutputRule, schema: OutputSchema, violation: Violation, text: str, first: int
     ) -> Repaired | None:
         """Returns a corrected text, unchecked; None: there is none, or the call may not pay for it.

@@ -137,7 +137,7 @@ class Outputs(CallFeature):
         """Returns the reply, with the result of the check of a whole answer in `x-gateway-output`."""
         reply = await next(call)
         if call.output_check is not None and reply.chunks is None:
-            tell_result(reply, call.output_check)
+            add_result_header(reply, call.output_check)
         return reply
 
     async def open(self, call: Call, next: Open) -> Opened:
@@ -294,7 +294,7 @@ class Outputs(CallFeature):
         texts: dict[int, str] = {}
         last = None
         for one, violation in bad.verdict.bad:
-            repair = await self._repairs.ask(call, rule, schema, violation, one.text, first)
+            repair = await self._repairs.repair(call, rule, schema, violation, one.text, first)
             if last is not None:
                 check.used.append((last.attempt, last.usage))
             last = repair
@@ -377,7 +377,7 @@ def _mark(attempt: Attempt, why: str) -> None:
     attempt.status, attempt.error_class, attempt.phase, attempt.detail = None, OUTPUT_INVALID, Phase.ANSWERED, why
 
 
-def tell_result(reply: Reply, check: OutputCheck) -> None:
+def add_result_header(reply: Reply, check: OutputCheck) -> None:
     """Adds `x-gateway-output` to a whole answer, whoever it is given to."""
     if check.result is not None and reply.status < 300:
         header = (b"x-gateway-output", check.result.encode())

@@ -63,7 +63,7 @@ class SqliteObjects:
             if not future.done():
                 future.set_result(owners)
 
-        self._thread.ask(
+        self._thread.submit(
             lambda db: self._write(db, objects, tenant, now), None, written, "durable", BYTES * len(objects)
         )
         return future
@@ -84,11 +84,11 @@ class SqliteObjects:
                 self._front.own((one,), owner)
             late = [one for one, (_, used) in found.items() if used < now - USED_AGAIN_S]
             if late:
-                self._thread.tell(lambda db: _use(db, late, now), BYTES * len(late))
+                self._thread.queue_write(lambda db: _use(db, late, now), BYTES * len(late))
             if not future.done():
                 future.set_result(self._front.owners(objects))
 
-        self._thread.ask(lambda db: _look(db, objects), None, looked)
+        self._thread.submit(lambda db: _look(db, objects), None, looked)
         return future
 
     def disown(self, objects: Sequence[bytes]) -> Later[bool]:
@@ -100,7 +100,7 @@ class SqliteObjects:
             if not future.done():
                 future.set_result(is_done)
 
-        self._thread.ask(lambda db: _drop(db, objects), False, gone, "durable", BYTES * len(objects))
+        self._thread.submit(lambda db: _drop(db, objects), False, gone, "durable", BYTES * len(objects))
         return future
 
     # The methods below run in the thread.

@@ -67,7 +67,7 @@ class SqliteAnswers:
             return None
         future: asyncio.Future[Kept | None] = asyncio.get_running_loop().create_future()
         now = self._wall()
-        self._thread.ask(
+        self._thread.submit(
             lambda db: _read_answer(db, key, group, now), None, lambda found: self._found(future, key, group, found)
         )
         return future
@@ -83,9 +83,9 @@ class SqliteAnswers:
         size = taken(key, known, kept.body)
         row = (key, kept.group, kept.tenant, kept.model, next(self._uses), kept.stale_until, size, known, kept.body)
         if size <= bound:
-            self._thread.tell(lambda db: _write_answer(db, row, uses), size)
+            self._thread.queue_write(lambda db: _write_answer(db, row, uses), size)
         else:
-            self._thread.tell(lambda db: _drop(db, key, kept.group), len(key))
+            self._thread.queue_write(lambda db: _drop(db, key, kept.group), len(key))
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
         """Forgets every answer that matches all given arguments and returns their number.
@@ -102,14 +102,14 @@ class SqliteAnswers:
                 future.set_result(max(count, hot))
 
         where, values = matching(key, model, tenant)
-        self._thread.ask(lambda db: forget(db, "answers", where, values), 0, forgotten, "durable")
+        self._thread.submit(lambda db: forget(db, "answers", where, values), 0, forgotten, "durable")
         return future
 
     def tick(self, entries: int) -> None:
         """Writes the marks of used answers though nothing was put; `entries` is the number of answers in the file."""
         self._spared = entries // UNMARKED_PART
         if uses := self._take_uses():
-            self._thread.tell(lambda db: _mark(db, uses), 100 * len(uses))
+            self._thread.queue_write(lambda db: _mark(db, uses), 100 * len(uses))
 
     def _found(self, future: asyncio.Future[Kept | None], key: bytes, group: str, found: Kept | None) -> None:
         newer = self._front.get(key, group)
@@ -291,7 +291,7 @@ class SqliteRecords:
             _resolve(future, True)
             self._end(record)
 
-        self._thread.ask(
+        self._thread.submit(
             lambda db: _write_record(
                 db, _RecordRow(record[:ID_BYTES], fingerprint, kept.fresh_until, size, known, kept.body, kept.tenant)
             ),
@@ -331,7 +331,7 @@ class SqliteRecords:
                 future.set_result(_of_found(found, fingerprint) if found else self._take(record, fingerprint, lease_s))
             self._end(record)
 
-        self._thread.ask(lambda db: _read_record(db, record[:ID_BYTES], now), None, looked)
+        self._thread.submit(lambda db: _read_record(db, record[:ID_BYTES], now), None, looked)
         return future
 
     def _take(self, record: bytes, fingerprint: bytes, lease_s: float) -> Claim:

@@ -245,7 +245,7 @@ class LostRuns:
             self._meter.runs_lost(number)
             self._number += number
 
-    def tell(self, now: float) -> None:
+    def log_if_due(self, now: float) -> None:
         """Writes the line, if there is something to say and the last one is a minute old; `now` is wall-clock seconds."""
         if not self._number or now - self._logged_at < LOG_EVERY_S:
             return
@@ -360,7 +360,7 @@ class RunCache:
         """Forgets what was packed a day ago, and reports what went before; `now` is wall-clock seconds."""
         while self._packed and next(iter(self._packed.values())).at < now - KEEP_S:
             self._packed.popitem(last=False)
-        self._lost.tell(now)
+        self._lost.log_if_due(now)
 
     def watch(self, live: ActiveRun, until: float) -> None:
         """Has the run looked at again at that time, in wall-clock seconds, unless it is to be already."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.operate import ask_admin, lay_out, moment, safe, usd
+from gateway.cli.operate import call_admin, lay_out, moment, safe, usd
 
 WORKFLOWS = ("workflow", "slo", "ok", "failed", "abandoned", "running", "rescued", "ladder")
 RUNS = ("run", "tenant", "workflow", "outcome", "usable", "calls", "bad", "cost", "last")
@@ -16,7 +16,7 @@ TASKS = ("task", "last call", "calls", "bad", "cached", "attempts", "bad", "cost
 
 def show_workflows(options: argparse.Namespace) -> int:
     """Shows each workflow's ladder, from attempts to use, in one line."""
-    return ask_admin(options, lambda client: client.get("workflows"), _workflows)
+    return call_admin(options, lambda client: client.get("workflows"), _workflows)
 
 
 def list_runs(options: argparse.Namespace) -> int:
@@ -24,13 +24,13 @@ def list_runs(options: argparse.Namespace) -> int:
     params = {"outcome": options.outcome, "limit": options.limit}
     query = urlencode({name: value for name, value in params.items() if value is not None})
     place = "runs" if options.workflow is None else f"workflows/{quote(options.workflow, safe='')}/runs"
-    return ask_admin(options, lambda client: client.get(f"{place}?{query}"), _runs)
+    return call_admin(options, lambda client: client.get(f"{place}?{query}"), _runs)
 
 
 def show_run(options: argparse.Namespace) -> int:
     """Shows one run with its tasks."""
     query = "" if options.tenant is None else f"?tenant={quote(options.tenant, safe='')}"
-    return ask_admin(options, lambda client: client.get(f"runs/{quote(options.run, safe='')}{query}"), _run)
+    return call_admin(options, lambda client: client.get(f"runs/{quote(options.run, safe='')}{query}"), _run)
 
 
 def _workflows(answer: Mapping[str, Any]) -> str:

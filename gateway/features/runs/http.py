@@ -55,7 +55,7 @@ class RunRoutes:
         """Returns the routes, with and without `/v1`. An id may have slashes: the longer paths go first."""
         table = (
             ("/runs", self.list_runs, "GET"),
-            ("/runs/{id:path}/outcome", self.tell, "POST"),
+            ("/runs/{id:path}/outcome", self.label, "POST"),
             ("/runs/{id:path}", self.show, "GET"),
             ("/runs/{id:path}", self.forget, "DELETE"),
         )
@@ -87,11 +87,11 @@ class RunRoutes:
             shown["steps"] = [show_step(about) for about in steps]
         return json_response(shown)
 
-    async def tell(self, request: Request) -> Response:
+    async def label(self, request: Request) -> Response:
         """Takes the caller's word on a run; the last one holds."""
         tenant, run = self._which(request)
         fields = await read_object(request, self._policies.current.server, MOST_BYTES, EXAMPLE)
-        found = await self._runs.tell(tenant, run, _word(fields, self._clock.wall()))
+        found = await self._runs.label(tenant, run, _word(fields, self._clock.wall()))
         if found is None:
             raise _no_run(run)
         return json_response(show_run(found, self._runs.outcome(found)))

@@ -167,7 +167,7 @@ class RunChange:
         )
 
     @property
-    def is_told(self) -> bool:
+    def is_labelled(self) -> bool:
         """Returns whether somebody has spoken of its outcome or its use."""
         return self.outcome is not None or self.usable is not None
 

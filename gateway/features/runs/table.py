@@ -24,6 +24,7 @@ from gateway.core.ledger import CostEstimates
 from gateway.features.runs.cache import MOST_RUNS, ActiveRun, LostRuns, NoMeter, RunCache, RunKey, RunMeter, RunRank
 from gateway.features.runs.rules import (
     IDLE_S,
+    KEY_WORKFLOW,
     OTHER,
     PER_USD,
     RunBudgetExceeded,
@@ -188,7 +189,7 @@ class RunTable:
                     is_all_here = True  # as far as it can be told
         return found if found is not None or not is_all_here else self._cache.record((tenant, run))
 
-    async def tell(self, tenant: str, run: str, change: RunChange) -> RunRecord | None:
+    async def label(self, tenant: str, run: str, change: RunChange) -> RunRecord | None:
         """Adds a caller's word to a run; returns it then. None: there is no such run."""
         found = await self.get(tenant, run)
         if found is None:
@@ -455,7 +456,7 @@ class RunBudget(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that may be parts of a run."""
-        return self if facts.key.workflow or not asked.isdisjoint(self.options) else None
+        return self if KEY_WORKFLOW.of(facts.key) or not asked.isdisjoint(self.options) else None
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to a call that its run has let in. Raises RunBudgetExceeded where the run has had enough."""

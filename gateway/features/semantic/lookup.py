@@ -114,7 +114,7 @@ class Semantic:
         """Stores the question of an answer that is stored under this key, so that it is recognised from now on."""
         if not _is_comparable(ask.text):
             return
-        known = self._questions.ask(call, ask.text, ask.rule)
+        known = self._questions.known_or_pending(call, ask.text, ask.rule)
         if isinstance(known, KnownQuestion):
             self._add(ask, known, key)
         elif known is not None and self._keeping < MOST_KEEPING:
@@ -176,7 +176,7 @@ class Semantic:
         """Returns the question, its partition, the rows there and the nearest of them; or why there is nothing to compare."""
         if not _is_comparable(ask.text):
             return TOO_LONG
-        question = self._questions.ask(call, ask.text, ask.rule)
+        question = self._questions.known_or_pending(call, ask.text, ask.rule)
         if isinstance(question, asyncio.Task):
             task = question
             question = await result_by(self._clock, task, deadline)

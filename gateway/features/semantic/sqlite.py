@@ -30,7 +30,7 @@ class SqliteVectors:
 
     def add(self, row: VectorRow) -> None:
         size, most = taken(row.id, row.partition, row.facts, row.vector), self._most
-        self._thread.tell(lambda db: _write(db, row, size, most), size)
+        self._thread.queue_write(lambda db: _write(db, row, size, most), size)
 
     def load(self, partition: bytes, most: int) -> Later[Sequence[VectorRow]]:
         now = self._wall()
@@ -39,7 +39,7 @@ class SqliteVectors:
 
     def remove(self, partition: bytes, ids: Sequence[bytes]) -> None:
         rows = [(partition, one) for one in ids]
-        self._thread.tell(
+        self._thread.queue_write(
             lambda db: db.executemany("DELETE FROM vectors WHERE partition = ? AND key = ?", rows), 100 * len(rows)
         )
 

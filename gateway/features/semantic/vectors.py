@@ -343,7 +343,7 @@ class Questions:
         """The number of embeddings under way."""
         return len(self._background)
 
-    def ask(
+    def known_or_pending(
         self, call: Call, text: str, rule: SemanticRule
     ) -> KnownQuestion | asyncio.Task[KnownQuestion | None] | None:
         """Returns the known question, or the task that embeds it; None: it cannot be embedded now."""

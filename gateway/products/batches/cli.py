@@ -56,12 +56,12 @@ def run(options: argparse.Namespace) -> int:
 def _begin(client: CallerClient, options: argparse.Namespace, progress: ProgressLine) -> dict[str, Any]:
     """Uploads the file, and makes the batch; one that is named instead of a file is gone on with."""
     if _is_batch(options.file):
-        return patiently(lambda: client.ask("GET", f"batches/{options.file}").fields, progress)
-    progress.tell(f"uploading {safe(options.file)}")
+        return patiently(lambda: client.request("GET", f"batches/{options.file}").fields, progress)
+    progress.show(f"uploading {safe(options.file)}")
     file = client.upload(options.file)
     body = {"input_file_id": file["id"], "endpoint": options.endpoint, "completion_window": options.window}
     once = {"idempotency-key": str(uuid.uuid4())}  # asked again, it is the same batch
-    return patiently(lambda: client.ask("POST", "batches", body, once).fields, progress)
+    return patiently(lambda: client.request("POST", "batches", body, once).fields, progress)
 
 
 def _is_batch(file: Path) -> bool:
@@ -116,17 +116,17 @@ class FollowedBatch:
         while True:
             answer = patiently(self._look, self._progress)
             batch = answer.fields
-            self._progress.tell(caller.batch_progress(batch, answer.paused))
+            self._progress.show(caller.batch_progress(batch, answer.paused))
             if batch["status"] in ENDS:
                 return batch
             time.sleep(POLL_S if answer.poll_after_s is None else answer.poll_after_s)
 
     def _look(self) -> CallerAnswer:
-        return self._client.ask("GET", f"batches/{self._id}")
+        return self._client.request("GET", f"batches/{self._id}")
 
     def _cancel(self) -> None:
         try:
-            patiently(lambda: self._client.ask("POST", f"batches/{self._id}/cancel"), self._progress)
+            patiently(lambda: self._client.request("POST", f"batches/{self._id}/cancel"), self._progress)
         except AdminRefused as error:
             if not error.is_misuse:  # else it has ended meanwhile, as the next look tells
                 raise

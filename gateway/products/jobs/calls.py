@@ -123,11 +123,11 @@ def attempts_allowed(rules: JobRules, cost_usd: float | None) -> int:
     return attempts_by_cost(rules.by_cost, cost_usd, rules.attempts)
 
 
-TellRun = Callable[[str, str, RunChange], None]
+AddToRun = Callable[[str, str, RunChange], None]
 """Hears of a run: its tenant, its id, and what is to be added to it."""
 
 
-def tell_nobody(_tenant: str, _run: str, _change: RunChange) -> None:
+def add_to_no_run(_tenant: str, _run: str, _change: RunChange) -> None:
     """Counts nothing."""
 
 

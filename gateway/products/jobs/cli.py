@@ -58,7 +58,7 @@ class CallerClient:
             raise AdminRefused("the key has characters that no key has", is_misuse=True)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> CallerAnswer:
         """Asks for the path below `/v1/`."""
@@ -194,7 +194,7 @@ class ProgressLine:
         self._last = ""
         self._next_at = 0.0
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Shows how far the work is; `text` is for a terminal's eyes."""
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
@@ -232,7 +232,7 @@ def patiently(ask: Callable[[], Answer], progress: ProgressLine) -> Answer:
             until = now + PATIENCE_S if until is None else until
             if error.is_misuse or now >= until:
                 raise
-            progress.tell(f"waiting for the gateway: {safe(error.message)}")
+            progress.show(f"waiting for the gateway: {safe(error.message)}")
         time.sleep(AGAIN_S)
 
 
@@ -363,29 +363,29 @@ def _at(seconds: float | None) -> str | None:
 def list_jobs(options: argparse.Namespace) -> int:
     """Lists jobs and batches, newest first."""
     params = {name: getattr(options, name) for name in ("limit", "status", "after") if getattr(options, name)}
-    return _ask(options, lambda client: client.ask("GET", f"jobs?{urlencode(params)}").fields, jobs_table)
+    return _call_gateway(options, lambda client: client.request("GET", f"jobs?{urlencode(params)}").fields, jobs_table)
 
 
 def show(options: argparse.Namespace) -> int:
     """Shows a job; of a batch its files, too, and why it stands still."""
 
     def ask(client: CallerClient) -> dict[str, Any]:
-        job = client.ask("GET", f"jobs/{quote(options.id, safe='')}").fields
+        job = client.request("GET", f"jobs/{quote(options.id, safe='')}").fields
         if job["kind"] == "batch":
-            batch = client.ask("GET", f"batches/{quote(options.id, safe='')}")
+            batch = client.request("GET", f"batches/{quote(options.id, safe='')}")
             job |= {"batch": batch.fields, "paused": batch.paused}
         return job
 
-    return _ask(options, ask, job_facts)
+    return _call_gateway(options, ask, job_facts)
 
 
 def cancel(options: argparse.Namespace) -> int:
     """Asks a job or a batch to stop."""
     path = f"jobs/{quote(options.id, safe='')}/cancel"
-    return _ask(options, lambda client: client.ask("POST", path).fields, cancelled)
+    return _call_gateway(options, lambda client: client.request("POST", path).fields, cancelled)
 
 
-def _ask(
+def _call_gateway(
     options: argparse.Namespace,
     ask: Callable[[CallerClient], dict[str, Any]],
     show_answer: Callable[[dict[str, Any]], str],
@@ -427,7 +427,7 @@ def caller_for(options: argparse.Namespace, progress: ProgressLine) -> Iterator[
         raise AdminRefused(message, is_misuse=True)
     with running(settings, os.environ) as url:
         client = caller_of(options, url)
-        progress.tell(f"no gateway at {usual}: this process is one, by {safe(settings.config)}")
+        progress.show(f"no gateway at {usual}: this process is one, by {safe(settings.config)}")
         yield client, True
 
 

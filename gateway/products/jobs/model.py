@@ -431,7 +431,7 @@ class Accepted(NamedTuple):
     """The number of payloads it has replaced so far."""
 
 
-class ClaimAsk(NamedTuple):
+class ClaimRequest(NamedTuple):
     """How many pieces of work of one segment a worker has room for."""
 
     segment: str

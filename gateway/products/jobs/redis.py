@@ -32,8 +32,8 @@ from gateway.products.jobs.model import (
     Accepted,
     ChunkPlan,
     ChunkResult,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Following,
     Job,
     JobDepth,
@@ -145,7 +145,7 @@ class RedisJobStore:
         self._refuse_if_unfit()
         return await self._acceptance.accept(jobs)
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+    async def claim(self, asks: Sequence[ClaimRequest]) -> Sequence[ClaimedWork]:
         """Gives pieces that are due, and those whose workers gave no sign for a lease: of the highest lane first."""
         return await self._cancellable.claim(asks)
 

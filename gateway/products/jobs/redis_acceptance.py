@@ -24,8 +24,8 @@ from gateway.products.jobs.model import (
     Accepted,
     ChunkPlan,
     ChunkResult,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Job,
     JobEnd,
     JobError,
@@ -524,7 +524,7 @@ class CancellableClaims:
         self._places = places
         self._background = background
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+    async def claim(self, asks: Sequence[ClaimRequest]) -> Sequence[ClaimedWork]:
         """Claims the first of what is ready. Raises JobsUnavailable."""
         has_left = asyncio.Event()
         task = self._background.start(self._claim(asks, has_left))
@@ -536,7 +536,7 @@ class CancellableClaims:
                 self._background.start(self._give_back(task.result()))
             raise
 
-    async def _claim(self, asks: Sequence[ClaimAsk], has_left: asyncio.Event) -> Sequence[ClaimedWork]:
+    async def _claim(self, asks: Sequence[ClaimRequest], has_left: asyncio.Event) -> Sequence[ClaimedWork]:
         works = await self._claims.claim(asks)
         for work in works:
             self._places.learn_work(work)

@@ -24,8 +24,8 @@ from gateway.products.jobs import redis_records as records
 from gateway.products.jobs.dead_letters.rules import REPLAYS, DeadLetter, letter_of_job, pack, replayed, unpack
 from gateway.products.jobs.model import (
     ChunkResult,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Following,
     Job,
     JobDepth,
@@ -418,7 +418,7 @@ class RedisClaims:
         """Returns how many jobs are open in the other partitions, as of the last look."""
         return sum(self._open) - self._open[partition]
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> list[ClaimedWork]:
+    async def claim(self, asks: Sequence[ClaimRequest]) -> list[ClaimedWork]:
         """Claims the first of what is ready, partition by partition. Raises JobsUnavailable where none can be asked."""
         rooms: Counter[str] = Counter()
         for ask in asks:
@@ -490,7 +490,7 @@ class RedisClaims:
         for partition in range(self._partitions.number):
             await self._partitions.run(TIDY, partition, round(FORGOTTEN_S * 1000))
 
-    async def _look(self, partition: int, asks: Sequence[ClaimAsk], works: list[ClaimedWork] | None = None) -> bool:
+    async def _look(self, partition: int, asks: Sequence[ClaimRequest], works: list[ClaimedWork] | None = None) -> bool:
         """Claims, and does a little of what time has made due; returns whether there is more to do."""
         now_s = time.monotonic()
         is_look = self._is_hasty or not asks or self._looked_at[partition] + LOOK_S < now_s
@@ -557,10 +557,10 @@ class RedisClaims:
         return results
 
 
-def _some(rooms: Mapping[str, int]) -> list[ClaimAsk]:
+def _some(rooms: Mapping[str, int]) -> list[ClaimRequest]:
     """Returns asks for about as many as one script gives."""
     left = {segment: room for segment, room in rooms.items() if room > 0}
-    return [ClaimAsk(segment, min(room, max(8, CLAIMED_AT_ONCE // len(left)))) for segment, room in left.items()]
+    return [ClaimRequest(segment, min(room, max(8, CLAIMED_AT_ONCE // len(left)))) for segment, room in left.items()]
 
 
 def read_result(reply: bytes) -> WriteResult:

@@ -23,8 +23,8 @@ from gateway.products.jobs.model import (
     Accepted,
     ChunkPlan,
     ChunkResult,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Job,
     JobEnd,
     JobError,
@@ -421,7 +421,7 @@ class SqliteClaims:
         self._pieces = pieces
 
     def claim(
-        self, db: sqlite3.Connection, asks: Sequence[ClaimAsk], now: float, fences: list[int]
+        self, db: sqlite3.Connection, asks: Sequence[ClaimRequest], now: float, fences: list[int]
     ) -> list[ClaimedWork]:
         """Claims the first of what is ready, and notes the fences in `fences`."""
         self._pieces.promote(db, now, STEP)

@@ -123,11 +123,11 @@ class JobsFile:
         def answered(result: Any) -> None:
             if future.done():  # the caller was cancelled
                 if is_undone_unacknowledged and undo is not None and result is not FAILED:
-                    self.ask(undo, "durable", lambda _: None)
+                    self.submit(undo, "durable", lambda _: None)
             else:
                 future.set_result(result)
 
-        self.ask(work, effort, answered, undo)
+        self.submit(work, effort, answered, undo)
         answer: T = self._unwrap(await future)
         return answer
 
@@ -141,7 +141,7 @@ class JobsFile:
             )
         return result
 
-    def ask(self, work: Work[Any], effort: Effort, then: Callable[[Any], None], undo: Undo | None = None) -> None:
+    def submit(self, work: Work[Any], effort: Effort, then: Callable[[Any], None], undo: Undo | None = None) -> None:
         """Has the work done; `then` gets its result, or FAILED. Those who wait for work are woken where some became ready."""
 
         def answered(result: Any) -> None:
@@ -154,7 +154,7 @@ class JobsFile:
                     wake()
             then(value)
 
-        self._thread.ask(self._noting(work), FAILED, answered, effort, undo=undo)
+        self._thread.submit(self._noting(work), FAILED, answered, effort, undo=undo)
 
     def _noting(self, work: Work[Any], was_ready: bool = False, was_changed: bool = False) -> Work[Any]:
         """Returns the work with another result: its own, whether pieces became ready by it, and whether it changed anything."""

@@ -26,8 +26,8 @@ from gateway.products.jobs.model import (
     Accepted,
     ChunkPlan,
     ChunkResult,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Following,
     Job,
     JobDepth,
@@ -101,7 +101,7 @@ class SqliteJobStore:
             raise accepted
         return accepted
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+    async def claim(self, asks: Sequence[ClaimRequest]) -> Sequence[ClaimedWork]:
         now = self._wall()
         if self._file.is_quiet(now):
             return []
@@ -230,7 +230,7 @@ class SqliteJobStore:
         now = self._wall()
         if not self._is_ticking and not self._file.is_quiet(now):
             self._is_ticking, self._changes = True, self._file.changes
-            self._file.ask(lambda db: self._claims.tick(db, now), "told", self._ticked)
+            self._file.submit(lambda db: self._claims.tick(db, now), "told", self._ticked)
 
     @property
     def is_well(self) -> bool:

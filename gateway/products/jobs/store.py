@@ -22,8 +22,8 @@ from gateway.products.jobs.model import (
     Accepted,
     ChunkPlan,
     ChunkResult,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     FileQuery,
     Following,
     Job,
@@ -202,7 +202,7 @@ class JobStore(Protocol):
         """
         ...
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+    async def claim(self, asks: Sequence[ClaimRequest]) -> Sequence[ClaimedWork]:
         """Gives pieces that are due to this worker: of the highest lane, in that the urgent, then by readiness.
 
         A job's first claim sets `started_at` and the state RUNNING. Pieces of jobs that are paused, or are to stop, are

@@ -34,7 +34,7 @@ from gateway.products.jobs.model import (
     WriteResult,
     job_status,
 )
-from gateway.products.responses.rules import ASKED, ECHO, STATUS
+from gateway.products.responses.rules import ECHO, REQUESTED, STATUS
 
 PieceState = Literal["ready", "later", "claimed", "withheld"]
 """A piece is claimable, waits for its time, is with a worker, or is withheld because its job is paused or to stop."""
@@ -188,7 +188,7 @@ def ended(job: Job, end: JobEnd, now: float) -> Job:
     about = job.about
     if job.kind is JobKind.RESPONSE and STATUS in end.marks:
         # a response that is kept no longer repeats what the caller wrote: that goes with it
-        about = {**about, ASKED: {**about.get(ASKED, {}), ECHO: {}}}
+        about = {**about, REQUESTED: {**about.get(REQUESTED, {}), ECHO: {}}}
     return changed(
         job,
         state=end.state,

@@ -16,7 +16,7 @@ from typing import Final
 from gateway.core.clock import Clock
 from gateway.features.runs.rules import RunOutcome, label_change
 from gateway.products.batches.output import batch_of_blob
-from gateway.products.jobs.calls import TellRun, tell_nobody
+from gateway.products.jobs.calls import AddToRun, add_to_no_run
 from gateway.products.jobs.dead_letters.rules import CLASS
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Following, Job, JobKind, JobState, JobsUnavailable, NewJob
@@ -108,7 +108,7 @@ class CountedEnds:
     thread.
     """
 
-    def __init__(self, following: Following, meter: JobMeter, tell_run: TellRun = tell_nobody) -> None:
+    def __init__(self, following: Following, meter: JobMeter, tell_run: AddToRun = add_to_no_run) -> None:
         self._tell_run = tell_run
         self._following = following
         self._meter = meter

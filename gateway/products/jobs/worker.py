@@ -23,8 +23,8 @@ from gateway.core.errors import StoreUnusable
 from gateway.products.jobs.dead_letters.rules import CLASS, POISON
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import (
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Job,
     JobEnd,
     JobError,
@@ -299,7 +299,7 @@ class JobWorker:
         each = max(
             1, fitting // len(free)
         )  # no segment waits for another to leave room, so one more of each may be held
-        return await self._store.claim([ClaimAsk(segment, min(most, each)) for segment, most in free.items()])
+        return await self._store.claim([ClaimRequest(segment, min(most, each)) for segment, most in free.items()])
 
     def _fitting(self) -> int:
         """Returns how many pieces may be claimed now, as far as memory goes."""
@@ -313,7 +313,7 @@ class JobWorker:
         if now < self._may_look_at or small > MOST_SMALL_BYTES:
             return ()
         kept: list[ClaimedWork] = []
-        for work in await self._store.claim([ClaimAsk(segment, 1) for segment in free]):
+        for work in await self._store.claim([ClaimRequest(segment, 1) for segment in free]):
             if len(work.payload) <= SMALL_BYTES or not await self._put_back(work):
                 kept.append(work)
         if not kept:

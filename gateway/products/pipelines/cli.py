@@ -107,7 +107,7 @@ def _begin(client: CallerClient, name: str, given: str, progress: ProgressLine) 
 
     It is looked up first: a gateway without pipelines may have a model that takes any name, and would have it answer.
     """
-    models = patiently(lambda: client.ask("GET", "models").fields, progress)["data"]
+    models = patiently(lambda: client.request("GET", "models").fields, progress)["data"]
     names = [model["id"].removeprefix(PREFIX) for model in models if model["id"].startswith(PREFIX)]
     if name not in names:
         known = f"it has {', '.join(map(safe, names))}" if names else "it has none; see 'policies' of its config"
@@ -115,17 +115,17 @@ def _begin(client: CallerClient, name: str, given: str, progress: ProgressLine) 
     body = {"model": PREFIX + name, "messages": [{"role": "user", "content": given}]}
     request = {"endpoint": "/v1/chat/completions", "body": body}
     once = {"idempotency-key": str(uuid.uuid4())}  # asked again, it is the same run
-    return str(patiently(lambda: client.ask("POST", "jobs", request, once).fields, progress)["id"])
+    return str(patiently(lambda: client.request("POST", "jobs", request, once).fields, progress)["id"])
 
 
 def _to_its_end(client: CallerClient, run_id: str, progress: ProgressLine) -> dict[str, Any]:
     while True:
-        answer = patiently(lambda: client.ask("GET", f"jobs/{run_id}"), progress)
+        answer = patiently(lambda: client.request("GET", f"jobs/{run_id}"), progress)
         job = answer.fields
         if job["status"] in ENDS:
             return job
         done = job["progress"]
-        progress.tell(f"{run_id}: {done['done']} of {done['total']} steps, {usd(job['cost_usd'])}")
+        progress.show(f"{run_id}: {done['done']} of {done['total']} steps, {usd(job['cost_usd'])}")
         time.sleep(POLL_S if answer.poll_after_s is None else min(POLL_S, answer.poll_after_s))
 
 
@@ -134,7 +134,7 @@ def _finish(client: CallerClient, job: dict[str, Any], progress: ProgressLine, *
     if job["status"] != "succeeded":
         why = (job["last_error"] or {}).get("message") or "without an answer"
         return fail(f"{job['id']} has ended as {job['status']}: {safe(why)}", FAILED)
-    answer = patiently(lambda: client.ask("GET", f"jobs/{job['id']}/result").fields, progress)
+    answer = patiently(lambda: client.request("GET", f"jobs/{job['id']}/result").fields, progress)
     if prints_json:
         print(json.dumps(answer, indent=2))
     else:

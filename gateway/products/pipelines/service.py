@@ -23,7 +23,7 @@ from gateway.features.output.judging import FairTurns, NotATurn
 from gateway.features.runs.rules import RunOutcome, label_change
 from gateway.products.batches import output
 from gateway.products.batches.finish import INTERNAL
-from gateway.products.jobs.calls import TellRun, tell_nobody
+from gateway.products.jobs.calls import AddToRun, add_to_no_run
 from gateway.products.jobs.model import (
     BATCH,
     CHECK,
@@ -394,7 +394,7 @@ class PipelineRuns:
         clock: Clock,
         count: Callable[[str], Count],
         changed: Callable[[str], None] = lambda _id: None,
-        tell: TellRun = tell_nobody,
+        tell: AddToRun = add_to_no_run,
     ) -> None:
         """`count` gives what counts the tokens of a model; `changed` gets the ids of children of which there is news.
 

@@ -188,7 +188,7 @@ def _is_sayable(item: dict[str, Any]) -> bool:
 # --- a response in the background before its answer is there, and where there never is one ---
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-ASKED: Final = "response"
+REQUESTED: Final = "response"
 """In `about` of a job of kind `response`: what its request has asked for."""
 ECHO: Final = "echo"
 """In that object: what a response repeats of its request, until it is kept."""
@@ -250,7 +250,7 @@ def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def own_fields(job: Job) -> dict[str, Any]:
     """Returns the fields of a response that are the gateway's to say, whatever the provider says in them."""
-    fields = job.about[ASKED]
+    fields = job.about[REQUESTED]
     return {
         "id": job.id,
         "created_at": int(job.created_at),
@@ -280,7 +280,7 @@ def begun(job: Job, status: Status) -> dict[str, Any]:
         "output": [],
         "usage": None,
     }
-    return {**made, **ECHOED, **job.about[ASKED][ECHO], **own_fields(job)}
+    return {**made, **ECHOED, **job.about[REQUESTED][ECHO], **own_fields(job)}
 
 
 def ended(response: Mapping[str, Any], status: Status, error: Mapping[str, Any] | None) -> dict[str, Any]:

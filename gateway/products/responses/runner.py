@@ -50,11 +50,11 @@ from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import CrashSuspects, RunningWork, until_done
 from gateway.products.responses.log import EventBuffers, LogWriter
 from gateway.products.responses.rules import (
-    ASKED,
     GENERATION,
     LATE,
     MOST_LINKS,
     PREVIOUS,
+    REQUESTED,
     STATUS,
     STORES,
     STREAMS,
@@ -209,13 +209,13 @@ class ResponseFinalizer:
     ) -> None:
         """Ends a response with what it has come to; `is_dead`: as a dead letter."""
         job = running.work.job
-        rules, stores = self._rules_of(job), job.about[ASKED][STORES]
+        rules, stores = self._rules_of(job), job.about[REQUESTED][STORES]
         kept = StoredResponse(
             id=job.id,
             tenant=job.tenant,
             created_at=job.created_at,
             keep_until=self._clock.wall() + (rules.keep_responses_s if stores else rules.keep_background_s),
-            previous_id=job.about[ASKED][PREVIOUS],
+            previous_id=job.about[REQUESTED][PREVIOUS],
             body=orjson.dumps(response),
             input_items=orjson.dumps(items_of(orjson.loads(running.work.payload).get("input"))),
         )
@@ -401,13 +401,13 @@ class ResponseJobs:
 
         job = running.work.job
         request = request_of(job, body, self._clock.wall())
-        return await self._server.serve(request._replace(is_held=not job.about[ASKED].get(STREAMS)), read=read)
+        return await self._server.serve(request._replace(is_held=not job.about[REQUESTED].get(STREAMS)), read=read)
 
     async def _body(self, running: RunningWork) -> bytes:
         """Returns the request for a provider. Raises InvalidRequest where what it goes on from is gone."""
         job = running.work.job
         body = orjson.loads(running.work.payload)
-        before = Conversation([], job.about[ASKED][PREVIOUS])
+        before = Conversation([], job.about[REQUESTED][PREVIOUS])
         if is_ours(RESPONSE, before.previous_id):
             find = self._store.responses.chain
             chain = await until_done(lambda: find(before.previous_id, job.tenant, MOST_LINKS + 1), self._clock)

@@ -45,12 +45,12 @@ from gateway.products.jobs.worker import JobEngine
 from gateway.products.responses.keeping import is_stateless
 from gateway.products.responses.log import EventBuffers, EventReading, Following
 from gateway.products.responses.rules import (
-    ASKED,
     ECHO,
     GENERATION,
     GENERATION_STEP,
     MOST_LINKS,
     PREVIOUS,
+    REQUESTED,
     STORES,
     STREAMS,
     Conversation,
@@ -176,7 +176,7 @@ class ResponseService:
         job = await self._look(store, response_id, tenant)
         if job is None or job.state.is_end:
             _, _ = await self.find(response_id, tenant)
-        if job is None or not job.about[ASKED][STREAMS]:
+        if job is None or not job.about[REQUESTED][STREAMS]:
             raise InvalidRequest(
                 "This response was not created with `stream: true` in the background, so it has no events; get it without "
                 "`stream`.",
@@ -247,7 +247,7 @@ class ResponseService:
         if job.state is JobState.SUCCEEDED or job.ended_at is None:
             return False
         rules = self._rules_of(job)
-        keep_s = rules.keep_responses_s if job.about[ASKED][STORES] else rules.keep_background_s
+        keep_s = rules.keep_responses_s if job.about[REQUESTED][STORES] else rules.keep_background_s
         if self._clock.wall() >= job.ended_at + min(keep_s, MADE_UP_S):
             return False
         await store.responses.put(
@@ -256,7 +256,7 @@ class ResponseService:
                 tenant=job.tenant,
                 created_at=job.created_at,
                 keep_until=job.ended_at + keep_s,
-                previous_id=job.about[ASKED][PREVIOUS],
+                previous_id=job.about[REQUESTED][PREVIOUS],
                 body=orjson.dumps(shown(job)),
                 input_items=b"[]",
             )
@@ -289,7 +289,7 @@ class ResponseService:
                 "priority": priority,
                 "metadata": read_metadata(body.get("metadata")),
                 "headers": headers_to_keep(call),
-                ASKED: {
+                REQUESTED: {
                     STREAMS: call.stream,
                     STORES: options.stores is True,
                     PREVIOUS: options.previous_id,

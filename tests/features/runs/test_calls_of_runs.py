@@ -288,10 +288,10 @@ def test_a_later_word_is_a_correction_and_a_run_is_forgotten_after_a_day() -> No
         assert dict(town.metrics.workflow_rescued.totals) == {("invoice",): 1}
         await town.tick(400)
         for outcome in ("failed", "failed"):
-            record = await table.tell("web", "r", label_change(town.clock.wall(), outcome=outcome))
+            record = await table.label("web", "r", label_change(town.clock.wall(), outcome=outcome))
             assert record is not None
             assert table.outcome(record) is RunOutcome.FAILED
-        assert await table.tell("other", "r", label_change(town.clock.wall(), outcome="failed")) is None
+        assert await table.label("other", "r", label_change(town.clock.wall(), outcome="failed")) is None
         assert dict(town.metrics.workflow_corrected.totals) == {("invoice", "succeeded", "failed"): 1}
         assert dict(town.metrics.workflow_used.totals) == {("invoice", "false"): 1}
         assert dict(town.metrics.success.totals) == {
@@ -599,7 +599,7 @@ def test_the_last_word_holds_whatever_the_clock_does() -> None:
     async def story() -> None:
         now = town.clock.wall()
         for at, outcome, usable in ((now, "succeeded", True), (now, "failed", False), (now - 3600, "succeeded", True)):
-            record = await table.tell("web", "r", label_change(at, outcome=outcome, usable=usable))
+            record = await table.label("web", "r", label_change(at, outcome=outcome, usable=usable))
             assert record is not None
             assert table.outcome(record) == outcome
             assert record.so_far.usable is not None

@@ -17,7 +17,7 @@ from gateway.products.batches.chunk import MOST_MISSING, LineCalls, MissingInput
 from gateway.products.batches.input import ChunkInput, InputLine
 from gateway.products.batches.output import BRAKED_BY, WAITS_FOR, with_tier
 from gateway.products.jobs.calls import StoredRequest
-from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState, JobsUnavailable
+from gateway.products.jobs.model import ClaimedWork, ClaimRequest, JobFlag, JobState, JobsUnavailable
 from gateway.products.jobs.rules import BatchRules, DeadLines, SegmentRules
 from gateway.products.jobs.worker import RunningWork
 from tests.support.stage import BODY, Script, Stage, few_lines
@@ -302,9 +302,9 @@ def test_a_lost_claim_ends_the_work_on_it_and_nothing_is_counted_twice() -> None
     async def story(clock: LoopClock) -> None:
         stage = Stage(clock, rules=few_lines(), script=lambda _request, _try: 3.0)
         await stage.accept_batch(16)
-        (check,) = await stage.store.claim([ClaimAsk("all", 1)])
+        (check,) = await stage.store.claim([ClaimRequest("all", 1)])
         await stage._check(check)
-        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+        (work,) = await stage.store.claim([ClaimRequest("all", 1)])
         late = RunningWork(work, clock)
         late.task = asyncio.create_task(stage.chunks.run(late))
         await asyncio.sleep(1)

@@ -25,8 +25,8 @@ from gateway.products.jobs.model import (
     BATCH,
     CHECK,
     FINALISE,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     FileQuery,
     Job,
     JobFlag,
@@ -83,7 +83,7 @@ class Bench:
 
     async def claim(self) -> ClaimedWork:
         """Returns the one piece that is to be done."""
-        (work,) = await self.store.claim([ClaimAsk("slow", 1)])
+        (work,) = await self.store.claim([ClaimRequest("slow", 1)])
         return work
 
     async def check(self) -> Job:
@@ -272,7 +272,7 @@ async def test_a_check_that_cannot_write_is_tried_again(policies: Policies, monk
     with monkeypatch.context() as patch:
         patch.setattr(bench.blobs, "writer", full)
         job = await bench.check()
-        assert await bench.store.claim([ClaimAsk("slow", 1)]) == []
+        assert await bench.store.claim([ClaimRequest("slow", 1)]) == []
     bench.clock.advance(11)
 
     assert (job.stage, job.attempts) == (Stage.CHECK, 0)
@@ -432,7 +432,7 @@ async def test_put_together_twice_it_is_the_same(policies: Policies, monkeypatch
         (name.partition(".")[0], text) for name, text in again.items()
     ]
     assert len((await bench.store.files.page(FileQuery("web")))[0]) == 2
-    assert await bench.store.claim([ClaimAsk("slow", 9)]) == []
+    assert await bench.store.claim([ClaimRequest("slow", 9)]) == []
 
 
 async def test_files_that_cannot_be_written_are_tried_again(

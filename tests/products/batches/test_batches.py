@@ -27,8 +27,8 @@ from gateway.products.jobs.model import (
     CHECK,
     FILE,
     FINALISE,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Job,
     JobFlag,
     is_ours,
@@ -53,7 +53,7 @@ async def upload(edge: JobEdge, count: int = 3, data: bytes | None = None) -> st
 
 
 async def claim(store: JobStore) -> ClaimedWork | None:
-    works = await store.claim([ClaimAsk("slow", 1), ClaimAsk("fast", 1)])
+    works = await store.claim([ClaimRequest("slow", 1), ClaimRequest("fast", 1)])
     return works[0] if works else None
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from gateway.products.jobs.model import ClaimAsk, JobQuery, NewJob
+from gateway.products.jobs.model import ClaimRequest, JobQuery, NewJob
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.transitions import OpenBounds
 from tests.soak.support import rss_kib
@@ -40,8 +40,8 @@ async def crowd(folder: Path, number: int, claims: int) -> None:
     store = SqliteJobStore(path, time.time, OpenBounds(2 * number, 2 * number))
     say("opened", seconds=time.perf_counter() - opening, ready=sum(one.number for one in store.depth().values()))
     asks: dict[str, Callable[[], Awaitable[object]]] = {
-        "claim one": lambda: store.claim([ClaimAsk("fast", 1)]),
-        "claim fifty": lambda: store.claim([ClaimAsk("fast", 50), ClaimAsk("slow", 1)]),
+        "claim one": lambda: store.claim([ClaimRequest("fast", 1)]),
+        "claim fifty": lambda: store.claim([ClaimRequest("fast", 50), ClaimRequest("slow", 1)]),
         "first page": lambda: store.list_jobs(JobQuery("tenant-3")),
     }
     for name, ask in asks.items():

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from gateway.products.jobs.model import FINALISE, ChunkPlan, ClaimAsk, ClaimedWork, JobState, Stage, StoredAnswer
+from gateway.products.jobs.model import FINALISE, ChunkPlan, ClaimedWork, ClaimRequest, JobState, Stage, StoredAnswer
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.features.runs.test_run_store import step
 from tests.support.conformance import Wall
@@ -32,7 +32,7 @@ def worker(path: str, life: int, writable: int) -> Callable[[], None]:
 
         async def run(_: int) -> None:
             while True:
-                for work in await jobs.store.claim([ClaimAsk("fast", 3)]):
+                for work in await jobs.store.claim([ClaimRequest("fast", 3)]):
                     await run_piece(jobs, work, tell)
 
         async def keep(lane: int) -> None:
@@ -102,7 +102,7 @@ async def check_told(path: str, told: list[list[str]]) -> None:
 async def run_the_rest(path: str) -> None:
     """Runs what is left to its end: the batch has each line once."""
     jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
-    while left := await jobs.store.claim([ClaimAsk("fast", 10_000)]):
+    while left := await jobs.store.claim([ClaimRequest("fast", 10_000)]):
         for work in left:
             await run_piece(jobs, work, lambda *_: None)
     batch = await jobs.get("batch")

@@ -15,7 +15,7 @@ from gateway.core.errors import CircuitOpen, GatewayError, InvalidRequest, NoTar
 from gateway.features.output.service import OutputInvalid
 from gateway.products.jobs import worker
 from gateway.products.jobs.calls import StoredRequest
-from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState
+from gateway.products.jobs.model import ClaimedWork, ClaimRequest, JobFlag, JobState
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from tests.support.stage import Stage
 from tests.support.virtual import LoopClock, run
@@ -322,7 +322,7 @@ def test_no_more_requests_are_held_than_memory_has_room_for(monkeypatch: pytest.
         most = 0
         real = stage.store.claim
 
-        async def claim(asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+        async def claim(asks: Sequence[ClaimRequest]) -> Sequence[ClaimedWork]:
             nonlocal most
             works = await real(asks)
             most = max(most, sum(len(work.payload) for work in works) + 200_000 * stage.worker.running)

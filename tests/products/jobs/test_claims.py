@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from gateway.products.jobs.model import CHECK, ChunkPlan, ClaimAsk, JobEnd, JobFlag, JobState
+from gateway.products.jobs.model import CHECK, ChunkPlan, ClaimRequest, JobEnd, JobFlag, JobState
 from gateway.products.jobs.transitions import OpenBounds
 from tests.support.conformance import Wall
 from tests.support.job_stores import ERROR, HOUR_S, OURS, Jobs, MakeJobStore, ids, line, pieces
@@ -81,7 +81,7 @@ async def test_segments_are_asked_for_apart(jobs: Jobs) -> None:
         for number in range(3):
             await jobs.call(id=f"{segment}-{number}", segment=segment)
 
-    works = await jobs.store.claim([ClaimAsk("slow", 1), ClaimAsk("fast", 2), ClaimAsk("unknown", 5)])
+    works = await jobs.store.claim([ClaimRequest("slow", 1), ClaimRequest("fast", 2), ClaimRequest("unknown", 5)])
 
     assert ids(works) == ["slow-0", "fast-0", "fast-1"]
     assert await jobs.store.claim([]) == []

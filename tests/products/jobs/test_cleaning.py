@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.products.jobs.model import ClaimAsk, JobEnd, JobKind, JobState, NewJob, StoredFile
+from gateway.products.jobs.model import ClaimRequest, JobEnd, JobKind, JobState, NewJob, StoredFile
 from gateway.products.jobs.upkeep import AT_ONCE, MOST_STEPS, JobCleaning
 from tests.products.batches.test_batch_output import batch
 from tests.support.flow import FakeClock
@@ -21,7 +21,7 @@ async def test_old_jobs_and_blobs_that_nobody_needs_go() -> None:
     cleaning = JobCleaning(store, blobs, clock, lambda: 7 * DAY_S)
     now = clock.wall()
     await store.accept([NewJob(batch(kind=JobKind.CALL, state=JobState.QUEUED, run_at=now, deadline=now + DAY_S))])
-    (work,) = await store.claim([ClaimAsk("slow", 1)])
+    (work,) = await store.claim([ClaimRequest("slow", 1)])
     await store.finish(work, JobEnd(JobState.SUCCEEDED))
     for name, expires_at in (("short", now + DAY_S), ("long", now + 30 * DAY_S)):
         writer = await blobs.writer(f"files/{name}")
@@ -67,7 +67,7 @@ async def test_what_this_process_remembers_of_a_job_goes_when_another_has_ended_
     store, forgotten = MemoryJobStore(clock.wall), list[str]()
     now = clock.wall()
     await store.accept([NewJob(batch(kind=JobKind.CALL, state=JobState.QUEUED, run_at=now, deadline=now + DAY_S))])
-    (work,) = await store.claim([ClaimAsk("slow", 1)])
+    (work,) = await store.claim([ClaimRequest("slow", 1)])
     remembered = [work.job.id, "batch_gone"]
     cleaning = JobCleaning(store, MemoryBlobs(), clock, lambda: DAY_S, lambda: remembered, forgotten.append)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.products.jobs.model import ClaimAsk, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.model import ClaimRequest, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions import OpenBounds
@@ -138,7 +138,7 @@ async def test_what_follows_ends_like_a_call(jobs: Jobs) -> None:
     await jobs.tick(2 * DAY_S)
 
     assert (await jobs.get(work.job.id)).state is JobState.EXPIRED
-    assert await jobs.store.claim([ClaimAsk(TOLD, 9)]) == []
+    assert await jobs.store.claim([ClaimRequest(TOLD, 9)]) == []
 
 
 async def test_no_tenant_meets_what_follows(jobs: Jobs) -> None:

@@ -23,8 +23,8 @@ from gateway.products.jobs.model import (
     FINALISE,
     WITH_FAILURES,
     ChunkPlan,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     FileQuery,
     JobEnd,
     JobFlag,
@@ -135,7 +135,7 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(first=SEGMENTS, second=SEGMENTS, most=st.integers(1, 4))
     def claim(self, first: str, second: str, most: int) -> None:
-        asks = [ClaimAsk(first, most), ClaimAsk(second, 1)]
+        asks = [ClaimRequest(first, most), ClaimRequest(second, 1)]
         ours, theirs = [self.runner.run(store.claim(asks)) for store in (self.memory, self.other)]
         assert [replace(work, fence=0) for work in ours] == [replace(work, fence=0) for work in theirs]
         self.works += zip(ours, theirs, strict=True)

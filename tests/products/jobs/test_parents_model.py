@@ -17,8 +17,8 @@ from hypothesis.stateful import invariant, rule
 
 from gateway.products.jobs.model import (
     CHECK,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Job,
     JobEnd,
     JobFlag,
@@ -72,7 +72,9 @@ class RunRules(TwoStores):
 
     def _claim(self, random: Random) -> None:
         most = random.randint(1, 6)
-        ours, theirs = [self.runner.run(store.claim([ClaimAsk("fast", most)])) for store in (self.memory, self.other)]
+        ours, theirs = [
+            self.runner.run(store.claim([ClaimRequest("fast", most)])) for store in (self.memory, self.other)
+        ]
         assert [replace(work, fence=0) for work in ours] == [replace(work, fence=0) for work in theirs]
         self.works += zip(ours, theirs, strict=True)
         self.seen |= {work.job.id: self._ended_children(work.job.id) for work in ours}

@@ -13,7 +13,7 @@ from redis import Redis
 from gateway.core.clock import SharedClock
 from gateway.products.jobs.dead_letters import redis as dead_letters
 from gateway.products.jobs.dead_letters.rules import derived_letter_id
-from gateway.products.jobs.model import ClaimAsk, JobQuery, JobState, JobsUnavailable
+from gateway.products.jobs.model import ClaimRequest, JobQuery, JobState, JobsUnavailable
 from tests.products.jobs.dead_letters.test_dead_letter_store import dead_call
 from tests.products.jobs.test_redis_leases import let_leases_end
 from tests.support.conformance import Wall
@@ -30,7 +30,7 @@ async def test_large_requests_are_given_a_few_at_a_time(job_lends: JobLender, wa
     names = [(await jobs.call(payload=b"x" * 3 * MIB)).id for _ in range(5)]
 
     async def claim() -> list[str]:
-        return ids(await jobs.store.claim([ClaimAsk("fast", 10)]))
+        return ids(await jobs.store.claim([ClaimRequest("fast", 10)]))
 
     assert [await claim() for _ in range(4)] == [names[:2], names[2:4], names[4:], []]
     let_leases_end(job_lends)
@@ -105,14 +105,14 @@ async def test_what_one_server_cannot_do_now_holds_up_no_other(job_lends: JobLen
 
     partitions.run = lame
     await jobs.tick()
-    found = await jobs.store.claim([ClaimAsk("fast", 100)])
+    found = await jobs.store.claim([ClaimRequest("fast", 100)])
     assert len(found) == len(names) - 1
-    assert await jobs.store.claim([ClaimAsk("fast", 100)]) == []
+    assert await jobs.store.claim([ClaimRequest("fast", 100)]) == []
     away.clear()
-    assert ids(await jobs.store.claim([ClaimAsk("fast", 100)])) == [*{*names} - {*ids(found)}]
+    assert ids(await jobs.store.claim([ClaimRequest("fast", 100)])) == [*{*names} - {*ids(found)}]
     away.update(range(8))
     with pytest.raises(JobsUnavailable):
-        await jobs.store.claim([ClaimAsk("fast", 100)])
+        await jobs.store.claim([ClaimRequest("fast", 100)])
     away.clear()
     assert {(await jobs.get(name)).state for name in late} == {JobState.EXPIRED}
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.products.jobs.dead_letters.rules import LetterState, ReplayResult
-from gateway.products.jobs.model import ClaimAsk, JobFlag, JobKind, JobQuery, JobState, TooManyJobs
+from gateway.products.jobs.model import ClaimRequest, JobFlag, JobKind, JobQuery, JobState, TooManyJobs
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.store import KeptBounds
 from tests.features.runs import test_run_store as test_runs
@@ -75,7 +75,7 @@ async def test_tenants_are_in_several_partitions(jobs: Jobs, cluster_lends: JobL
     assert found is not None
     assert await other.flag(names[0], None, JobFlag.CANCEL) is not None
 
-    works = [work for _ in range(10) for work in await jobs.store.claim([ClaimAsk("fast", 3)])]
+    works = [work for _ in range(10) for work in await jobs.store.claim([ClaimRequest("fast", 3)])]
 
     assert sorted(ids(works)) == sorted(names[1:])
     assert await other.renew(works) == [OURS] * len(works)

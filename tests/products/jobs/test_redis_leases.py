@@ -13,8 +13,8 @@ from gateway.products.jobs.dead_letters.rules import REPLAYS, ReplayResult, deri
 from gateway.products.jobs.model import (
     FINALISE,
     ChunkPlan,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Job,
     JobEnd,
     JobFlag,
@@ -56,7 +56,7 @@ async def test_replicas_share_the_work(two: tuple[Jobs, Jobs]) -> None:
     a, b = two
     for _ in range(10):
         await a.call()
-    works = [await jobs.store.claim([ClaimAsk("fast", 3)]) for jobs in (a, b, a, b)]
+    works = [await jobs.store.claim([ClaimRequest("fast", 3)]) for jobs in (a, b, a, b)]
 
     assert sorted(name for some in works for name in ids(some)) == sorted(f"job-{number}" for number in range(1, 11))
 
@@ -477,7 +477,7 @@ async def test_a_store_that_is_away_refuses_everything_and_comes_back(
     job_lends.links[0].go(away=True)
     asks: list[Callable[[], Awaitable[Any]]] = [
         lambda: store.accept([a.new()]),
-        lambda: store.claim([ClaimAsk("fast", 1)]),
+        lambda: store.claim([ClaimRequest("fast", 1)]),
         lambda: store.renew([work]),
         lambda: a.give_back(work),
         lambda: store.commit(work, [line(0)]),
@@ -538,7 +538,7 @@ async def test_many_are_claimed_and_renewed_in_short_steps(two: tuple[Jobs, Jobs
     """As many as there is room for, all the same."""
     a, _ = two
     await a.store.accept([a.new(segment=segment) for segment in ("fast", "slow") for _ in range(130)])
-    works = await a.store.claim([ClaimAsk("fast", 125), ClaimAsk("slow", 120)])
+    works = await a.store.claim([ClaimRequest("fast", 125), ClaimRequest("slow", 120)])
 
     assert [work.job.segment for work in works].count("fast") == 125
     assert len(works) == 245

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag
+from gateway.products.jobs.model import ClaimedWork, ClaimRequest, JobFlag
 from gateway.products.jobs.store import JobStore
 from tests.products.jobs.test_model import NUMBERS, ROOM, TwoStores, name_of
 from tests.support.redis_jobs import PromptJobStore, job_lender
@@ -64,7 +64,7 @@ class RedisBesideMemory(TwoStores):
             return work.job.id, work.piece
 
         async def claimed(store: JobStore) -> list[ClaimedWork]:
-            return sorted(await store.claim([ClaimAsk("fast", 999), ClaimAsk("slow", 999)]), key=key)
+            return sorted(await store.claim([ClaimRequest("fast", 999), ClaimRequest("slow", 999)]), key=key)
 
         ours, theirs = [self.runner.run(claimed(store)) for store in (self.memory, self.other)]
         assert [replace(work, fence=0) for work in ours] == [replace(work, fence=0) for work in theirs]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.products.jobs.model import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
+from gateway.products.jobs.model import ClaimRequest, JobFlag, JobKind, JobQuery, JobState
 from tests.products.jobs.test_parents import child, claimed, parked, running
 from tests.products.jobs.test_redis_leases import let_leases_end, lost
 from tests.support.conformance import Wall
@@ -103,7 +103,7 @@ async def test_ends_at_the_same_time_on_two_replicas(two: tuple[Jobs, Jobs]) -> 
 
     async def look(jobs: Jobs) -> None:
         while not seen or seen[-1] < len(names):
-            for one in await jobs.store.claim([ClaimAsk(LOOKS, 1)]):
+            for one in await jobs.store.claim([ClaimRequest(LOOKS, 1)]):
                 page = await jobs.store.list_jobs(JobQuery("t", statuses=[JobState.SUCCEEDED], parent="run", limit=100))
                 await jobs.store.park(one, [], {})
                 seen.append(len(page.jobs))
@@ -115,7 +115,7 @@ async def test_ends_at_the_same_time_on_two_replicas(two: tuple[Jobs, Jobs]) -> 
 
     async with asyncio.timeout(30):
         await asyncio.gather(look(a), look(b), end(a, 0), end(b, 1))
-    while late := await a.store.claim([ClaimAsk(LOOKS, 1)]):  # one that was claimed before the last end
+    while late := await a.store.claim([ClaimRequest(LOOKS, 1)]):  # one that was claimed before the last end
         await a.store.park(late[0], [], {})
         seen.append(len(names))
 

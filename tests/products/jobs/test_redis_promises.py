@@ -17,7 +17,7 @@ from gateway.features.runs.step import RunToChange
 from gateway.fleet.lease import SharedState
 from gateway.products.jobs import redis
 from gateway.products.jobs import redis_partitions as durability
-from gateway.products.jobs.model import ClaimAsk, JobFlag, JobState, JobsUnavailable, NotDurable, OutcomeUnknown
+from gateway.products.jobs.model import ClaimRequest, JobFlag, JobState, JobsUnavailable, NotDurable, OutcomeUnknown
 from gateway.products.jobs.redis import CHECK_S, RECHECK_S, RedisJobStore
 from gateway.products.jobs.redis_partitions import JobDurability
 from gateway.products.jobs.store import open_redis_jobs
@@ -378,7 +378,7 @@ async def test_idle_replicas_ask_once_a_second(a_redis: RedisServer, wall: Wall)
         await jobs.claim_all(1)
         a_redis.do("CONFIG", "RESETSTAT")
         for _ in range(5):
-            await jobs.store.claim([ClaimAsk("slow", 10), ClaimAsk("webhooks", 4)])
+            await jobs.store.claim([ClaimRequest("slow", 10), ClaimRequest("webhooks", 4)])
             jobs.store.tick()
             await jobs.store.settled()  # type: ignore[attr-defined]  # it is a Redis store
         with a_redis.client() as client:
@@ -392,7 +392,7 @@ async def test_idle_replicas_ask_once_a_second(a_redis: RedisServer, wall: Wall)
 
 async def test_where_nothing_is_to_be_done_a_look_is_left_out_now_and_then(a_redis: RedisServer, wall: Wall) -> None:
     """So that all that an idle gateway asks is within one operation a second; what came from here is claimed at once."""
-    asks = [ClaimAsk("fast", 10)]
+    asks = [ClaimRequest("fast", 10)]
     async with opened(a_redis.url, wall) as jobs:
         claims: Any = jobs.store._claims  # type: ignore[attr-defined]  # it is a Redis store
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.features.runs.rules import label_change
 from gateway.features.runs.step import RunQuery, RunToChange
 from gateway.products.jobs.dead_letters.rules import LetterPage
-from gateway.products.jobs.model import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
+from gateway.products.jobs.model import ClaimRequest, JobFlag, JobKind, JobQuery, JobState
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from gateway.products.responses.store import KeptBounds
 from tests.features.runs.test_run_store import room, step
@@ -159,7 +159,7 @@ async def test_a_claim_reads_what_it_gives(tmp_path: Path, wall: Wall, disk: Dis
         await store.accept([jobs.new() for _ in range(number)])
         await store.accept([jobs.new(run_at=wall() + DAY_S) for _ in range(number)])
         disk.statements.clear()
-        works = await store.claim([ClaimAsk("fast", 5)])
+        works = await store.claim([ClaimRequest("fast", 5)])
         counts.append(len(disk.statements))
         assert len(set(ids(works))) == 5
     await store.aclose()

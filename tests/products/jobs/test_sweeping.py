@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.drivers.blobs import DirectoryBlobs
 from gateway.products.batches.output import chunk_blob, index_blob
 from gateway.products.batches.service import blob_of
-from gateway.products.jobs.model import BATCH, CHECK, FILE, ClaimAsk, JobEnd, JobState, NewJob, StoredFile, new_id
+from gateway.products.jobs.model import BATCH, CHECK, FILE, ClaimRequest, JobEnd, JobState, NewJob, StoredFile, new_id
 from gateway.products.jobs.upkeep import LEAST_AGE_S, BlobSweep
 from tests.products.batches.test_batch_output import batch
 from tests.support.flow import FakeClock
@@ -60,7 +60,7 @@ async def test_what_nobody_knows_goes_when_it_is_old(tmp_path: Path) -> None:
     for batch_id in (ended, open_batch):
         job = batch(id=batch_id, state=JobState.QUEUED, run_at=now, deadline=now + 1e6)
         await bench.store.accept([NewJob(job, first_piece=CHECK, reads=removed)])
-    works = await bench.store.claim([ClaimAsk("slow", 2)])
+    works = await bench.store.claim([ClaimRequest("slow", 2)])
     await bench.store.finish(works[0], JobEnd(JobState.FAILED))
     await bench.store.files.remove(new_id(FILE, b"2" * 16), "t")
     names = [chunk_blob(open_batch, 0, 1, "output"), index_blob(ended), chunk_blob("batch_gwGone", 0, 1, "output")]

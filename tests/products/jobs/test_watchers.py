@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from gateway.products.jobs.model import ClaimAsk, Job, JobEnd, JobState, JobsUnavailable
+from gateway.products.jobs.model import ClaimRequest, Job, JobEnd, JobState, JobsUnavailable
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.worker import RunningWork
 from tests.support.memory_store.store import MemoryJobStore
@@ -54,7 +54,7 @@ def test_who_follows_a_job_hears_that_nothing_happens_and_not_too_much_of_what_d
             patch.setattr(MemoryJobStore, "find", _fails)
             await asyncio.sleep(15)
         assert heard[3:] == [(45, None)]
-        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+        (work,) = await stage.store.claim([ClaimRequest("all", 1)])
         for number in range(100):
             await stage.store.note(work, {"number": number})
             watchers.changed("job_1")
@@ -108,7 +108,7 @@ def test_a_job_that_runs_elsewhere_costs_one_look_a_second_and_its_end_is_notice
         await asyncio.sleep(60)
         assert 40 <= looks[0] <= 61
 
-        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+        (work,) = await stage.store.claim([ClaimRequest("all", 1)])
         await stage.store.finish(work, JobEnd(JobState.SUCCEEDED))
         await asyncio.wait_for(asyncio.gather(*tasks), 3.0)
 
@@ -137,7 +137,7 @@ def test_a_claim_that_ended_here_is_not_lost() -> None:
     async def story(clock: LoopClock) -> None:
         stage = Stage(clock)
         await stage.accept("job_1")
-        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+        (work,) = await stage.store.claim([ClaimRequest("all", 1)])
         running = RunningWork(work, clock, stage.meter)
         cleared: list[str] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.products.jobs.model import ClaimAsk, ClaimedWork, WriteResult
+from gateway.products.jobs.model import ClaimedWork, ClaimRequest, WriteResult
 from gateway.products.jobs.rules import SegmentRules
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions import NOT_OURS
@@ -30,7 +30,7 @@ class Leased(MemoryJobStore):
         self.newest = 0
         self.defects = 0
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+    async def claim(self, asks: Sequence[ClaimRequest]) -> Sequence[ClaimedWork]:
         if self.defects:
             self.defects -= 1
             raise RuntimeError("nobody has thought of this")
@@ -116,7 +116,7 @@ def test_what_a_runner_leaves_when_it_is_broken_off_is_given_back() -> None:
         await worker.drain(10.0)
         await worker.aclose()
 
-        (work,) = await store.claim([ClaimAsk("all", 1)])
+        (work,) = await store.claim([ClaimRequest("all", 1)])
         assert (work.claims, work.job.attempts) == (1, 0)
 
     run(story)

@@ -16,7 +16,7 @@ from gateway.products.jobs.calls import CallServer
 from gateway.products.jobs.model import JobKind
 from gateway.products.jobs.worker import RunningWork
 from gateway.products.responses.log import EventBuffers, EventReading
-from gateway.products.responses.rules import ASKED, ECHO, PREVIOUS, STORES, STREAMS
+from gateway.products.responses.rules import ECHO, PREVIOUS, REQUESTED, STORES, STREAMS
 from gateway.products.responses.runner import ResponseJobs
 from tests.support.town import Process
 
@@ -93,7 +93,7 @@ class Speaker(Process):
     async def respond(self, id: str = RESPONSE, **changes: Any) -> None:
         """Takes a response that is streamed."""
         asked = {STREAMS: True, STORES: False, PREVIOUS: "", ECHO: {}}
-        about = {"endpoint": "/v1/responses", "headers": [], ASKED: asked}
+        about = {"endpoint": "/v1/responses", "headers": [], REQUESTED: asked}
         new = self.new_job(id, kind=JobKind.RESPONSE, about=about, **changes)
         await self.store.accept([new])
 

@@ -17,7 +17,7 @@ from gateway.products.jobs.model import (
     StoredAnswer,
     Tally,
 )
-from gateway.products.responses.rules import ASKED, ECHO, STATUS, STREAMS
+from gateway.products.responses.rules import ECHO, REQUESTED, STATUS, STREAMS
 from tests.support.job_stores import ANSWER, DAY_S, ERROR, HOUR_S, OURS, STALE, Jobs, line, pieces
 
 Stop = Callable[[Jobs, Job], Awaitable[JobState]]
@@ -379,8 +379,8 @@ async def test_forgetting_ended_jobs(jobs: Jobs) -> None:
 async def test_a_response_that_is_kept_leaves_nothing_of_its_request(jobs: Jobs, state: JobState) -> None:
     """What its caller wrote is beside the answer, and is forgotten with that; the job stays longer."""
     asked = {STREAMS: True, ECHO: {"instructions": "secret"}}
-    work = await jobs.running_response(about={ASKED: asked, "endpoint": "/v1/responses"})
+    work = await jobs.running_response(about={REQUESTED: asked, "endpoint": "/v1/responses"})
     await jobs.finish(work, state, marks={STATUS: "completed"})
     about = (await jobs.get(work.job.id)).about
 
-    assert about == {ASKED: {STREAMS: True, ECHO: {}}, "endpoint": "/v1/responses"}
+    assert about == {REQUESTED: {STREAMS: True, ECHO: {}}, "endpoint": "/v1/responses"}

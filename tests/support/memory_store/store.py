@@ -19,8 +19,8 @@ from gateway.products.jobs.model import (
     Accepted,
     ChunkPlan,
     ChunkResult,
-    ClaimAsk,
     ClaimedWork,
+    ClaimRequest,
     Following,
     Job,
     JobDepth,
@@ -218,7 +218,7 @@ class MemoryJobStore:
             raise JobsUnavailable("Jobs cannot be kept now: the gateway is stopping.")
         return self._acceptance.accept_all(jobs, self._wall())
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+    async def claim(self, asks: Sequence[ClaimRequest]) -> Sequence[ClaimedWork]:
         """Gives pieces that are due: of the highest lane, in that the urgent, then by readiness."""
         now = self._wall()
         for kept in self._jobs.values():

@@ -53,7 +53,7 @@ class BatchRequests:
         """`transport_of` gives the transport that a provider's calls go over."""
         self._transport_of = transport_of
 
-    async def ask(
+    async def request(
         self,
         provider: Provider,
         method: str,
@@ -260,7 +260,7 @@ class MessageBatches:
         body = TimelyBody(content, size, may_send)
         headers = {**_VERSION, "content-type": "application/json", "content-length": str(size)}
         try:
-            answer = await self._requests.ask(
+            answer = await self._requests.request(
                 provider, "POST", PATH, headers=headers, body=body, within_s=SENDING_S + ANSWER_S, noes=_NO
             )
         except ProviderRefused as refused:
@@ -306,12 +306,12 @@ class MessageBatches:
         return None
 
     async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
-        answer = await self._requests.ask(provider, "GET", f"{PATH}/{segment(batch_id)}", headers=_VERSION)
+        answer = await self._requests.request(provider, "GET", f"{PATH}/{segment(batch_id)}", headers=_VERSION)
         return _read_batch(answer)
 
     async def cancel(self, provider: Provider, batch_id: str) -> None:
         headers = {**_VERSION, "content-length": "0"}
-        await self._requests.ask(provider, "POST", f"{PATH}/{segment(batch_id)}/cancel", headers=headers)
+        await self._requests.request(provider, "POST", f"{PATH}/{segment(batch_id)}/cancel", headers=headers)
 
     def content(self, provider: Provider, batch_id: str) -> AsyncIterator[bytes]:
         """Yields the results of a batch, of which each is a line; what comes before an error is good.
@@ -323,7 +323,7 @@ class MessageBatches:
     async def remove(self, provider: Provider, batch_id: str) -> None:
         """Removes a batch that is over, with its results; one that is not there is removed."""
         try:
-            await self._requests.ask(provider, "DELETE", f"{PATH}/{segment(batch_id)}", headers=_VERSION)
+            await self._requests.request(provider, "DELETE", f"{PATH}/{segment(batch_id)}", headers=_VERSION)
         except ProviderRefused as refused:
             if refused.status != 404:
                 raise
@@ -358,7 +358,7 @@ class MessageBatches:
         after = ""
         for _ in range(ANTHROPIC_MAX_PAGES):
             query = {"limit": "100", **({"after_id": after} if after else {})}
-            page = await self._requests.ask(provider, "GET", PATH, query=query, headers=_VERSION)
+            page = await self._requests.request(provider, "GET", PATH, query=query, headers=_VERSION)
             data = page.get("data")
             entries = [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
             for entry in entries:
@@ -410,9 +410,9 @@ class FileBatches:
             "content-type": f"multipart/form-data; boundary={BOUNDARY}",
             "content-length": str(len(before) + size + len(after)),
         }
-        file_id = (await self._requests.ask(provider, "POST", "/files", headers=headers, body=body, within_s=None)).get(
-            "id"
-        )
+        file_id = (
+            await self._requests.request(provider, "POST", "/files", headers=headers, body=body, within_s=None)
+        ).get("id")
         if not isinstance(file_id, str) or not file_id:
             raise Unreachable("the answer to an upload names no file")
         return file_id
@@ -444,7 +444,9 @@ class FileBatches:
         headers = {"content-type": "application/json", "content-length": str(len(text))}
         try:
             batch = read_batch(
-                await self._requests.ask(provider, "POST", "/batches", headers=headers, body=body, within_s=ANSWER_S)
+                await self._requests.request(
+                    provider, "POST", "/batches", headers=headers, body=body, within_s=ANSWER_S
+                )
             )
         except Unreachable as why:
             if body.is_sent:
@@ -463,14 +465,14 @@ class FileBatches:
         return None
 
     async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
-        answer = await self._requests.ask(provider, "GET", f"/batches/{segment(batch_id)}")
+        answer = await self._requests.request(provider, "GET", f"/batches/{segment(batch_id)}")
         batch = _batch(provider, answer)
         if batch is None:
             raise ProviderRefused(404, "", "the answer tells of no batch")
         return batch
 
     async def cancel(self, provider: Provider, batch_id: str) -> None:
-        await self._requests.ask(
+        await self._requests.request(
             provider, "POST", f"/batches/{segment(batch_id)}/cancel", headers={"content-length": "0"}
         )
 
@@ -481,7 +483,7 @@ class FileBatches:
     async def remove(self, provider: Provider, file_id: str) -> None:
         """Removes a file; one that is not there is removed."""
         try:
-            await self._requests.ask(provider, "DELETE", f"/files/{segment(file_id)}")
+            await self._requests.request(provider, "DELETE", f"/files/{segment(file_id)}")
         except ProviderRefused as refused:
             if refused.status != 404:
                 raise
@@ -492,7 +494,7 @@ class FileBatches:
         """Yields the entries of a list, newest first as providers give them, up to those that are too old."""
         after = ""
         for _ in range(OPENAI_MAX_PAGES):
-            page = await self._requests.ask(
+            page = await self._requests.request(
                 provider, "GET", path, query={**query, **({"after": after} if after else {})}
             )
             data = page.get("data")

@@ -62,7 +62,7 @@ from gateway.products.batches.output import (
     request_of,
     sum_of_lines,
 )
-from gateway.products.jobs.calls import MakeCall, NativeAccounts, ProviderBatches, TellRun, tell_nobody
+from gateway.products.jobs.calls import AddToRun, MakeCall, NativeAccounts, ProviderBatches, add_to_no_run
 from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
 from gateway.products.jobs.runner import run_of
@@ -98,7 +98,7 @@ class PartRequests:
         self._batches = batches
         self._clock = clock
 
-    async def ask(
+    async def perform(
         self, job: Job, part: Part, provider: Provider, source: WrittenInput | None, window: SendWindow
     ) -> PartEvent:
         """Has the provider do what is noted; `source` is the input, where that is to be sent.
@@ -296,7 +296,7 @@ class NativeParts:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         run_here: Callable[[RunningWork], Awaitable[None]],
-        tell_run: TellRun = tell_nobody,
+        tell_run: AddToRun = add_to_no_run,
     ) -> None:
         """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway; `tell_run` gets what
         lines have cost that are parts of runs.
@@ -463,7 +463,7 @@ class NativeParts:
                 window = SendWindow(self._clock)
                 lines = 0 if source is None else source.lines
                 part = await self._kept(running, chunk, parts.mark_queried(part, lines))
-                event = await self._requests.ask(running.work.job, part, provider, source, window)
+                event = await self._requests.perform(running.work.job, part, provider, source, window)
             elif part.phase is PartPhase.FETCHING:
                 rules = self._rules_of(running.work.job).batches
                 policy, wording = self._policies.current, self._wording(running.work.job, part, provider)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gateway.cli.main import UNUSABLE, fail
-from gateway.cli.operate import AdminClient, ask_admin, lay_out, moment, safe, usd
+from gateway.cli.operate import AdminClient, call_admin, lay_out, moment, safe, usd
 
 GROUPS = ("group", "kind", "class", "model", "letters", "oldest", "message")
 LETTERS = ("id", "state", "attempts", "dead at", "tenant", "last error")
@@ -20,15 +20,15 @@ FILTER = ("id", "group", "kind", "error_class", "model", "tenant")
 def list_letters(options: argparse.Namespace) -> int:
     """Shows the groups, or the letters of one."""
     if options.group is None:
-        return ask_admin(options, lambda client: client.get("dlq"), _groups)
+        return call_admin(options, lambda client: client.get("dlq"), _groups)
     params = {"group": options.group, "limit": options.limit, **({"after": options.after} if options.after else {})}
-    return ask_admin(options, lambda client: client.get(f"dlq?{urlencode(params)}"), _letters)
+    return call_admin(options, lambda client: client.get(f"dlq?{urlencode(params)}"), _letters)
 
 
 def show(options: argparse.Namespace) -> int:
     """Shows a letter with every failed attempt, or how far a replay is."""
     path = f"dlq/{quote(options.id, safe='')}" + ("?payload=1" if options.payload else "")
-    return ask_admin(options, lambda client: client.get(path), _letter)
+    return call_admin(options, lambda client: client.get(path), _letter)
 
 
 def replay(options: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def replay(options: argparse.Namespace) -> int:
         return fail("replay what? --group, --class, --id …, or --all; --dry-run says what would run", UNUSABLE)
     chosen |= {"rate": options.rate, "dry_run": options.dry_run}
     chosen |= {name: value for name, value in (("to_model", options.to_model), ("max", options.max)) if value}
-    return ask_admin(options, lambda client: client.post("dlq/replay", chosen), _replayed)
+    return call_admin(options, lambda client: client.post("dlq/replay", chosen), _replayed)
 
 
 def purge(options: argparse.Namespace) -> int:
@@ -49,12 +49,12 @@ def purge(options: argparse.Namespace) -> int:
     if not options.yes:
         return fail("what is purged cannot be run again: give --yes if that is meant", UNUSABLE)
     chosen |= {"all": True} if options.all else {}
-    return ask_admin(options, lambda client: client.post("dlq/purge", chosen), lambda told: f"{told['purged']} purged")
+    return call_admin(options, lambda client: client.post("dlq/purge", chosen), lambda told: f"{told['purged']} purged")
 
 
 def stats(options: argparse.Namespace) -> int:
     """Shows how many there are, and since when, by kind and class."""
-    return ask_admin(options, _stats, _stats_table)
+    return call_admin(options, _stats, _stats_table)
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, Any]:

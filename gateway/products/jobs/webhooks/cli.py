@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
-from gateway.cli.operate import AdminClient, ask_admin, lay_out, moment, safe
+from gateway.cli.operate import AdminClient, call_admin, lay_out, moment, safe
 
 SECRET_BYTES = 32
 HEADINGS = ("webhook", "state", "under way", "waiting", "later", "last", "where")
@@ -19,7 +19,7 @@ HEADINGS = ("webhook", "state", "under way", "waiting", "later", "last", "where"
 
 def list_webhooks(options: argparse.Namespace) -> int:
     """Shows endpoints, how they are, and what waits for them."""
-    return ask_admin(options, lambda client: client.get("webhooks"), _table)
+    return call_admin(options, lambda client: client.get("webhooks"), _table)
 
 
 def redeliver(options: argparse.Namespace) -> int:
@@ -29,12 +29,12 @@ def redeliver(options: argparse.Namespace) -> int:
             "redeliver what? an ID (job_gw…, batch_gw…, evt_gw…, msg_gw…), or --since 24h for all that failed", UNUSABLE
         )
     what = {"id": options.id} if options.id is not None else {"since_s": options.since}
-    return ask_admin(options, lambda client: _post(client, options.name, "redeliver", what), _redelivered)
+    return call_admin(options, lambda client: _post(client, options.name, "redeliver", what), _redelivered)
 
 
 def switch(options: argparse.Namespace) -> int:
     """Disables or enables an endpoint."""
-    return ask_admin(
+    return call_admin(
         options,
         lambda client: _post(client, options.name, options.action),
         lambda told: f"{safe(told['name'])} is {safe(told['state'])}",
@@ -50,7 +50,7 @@ def test(options: argparse.Namespace) -> int:
         results.append(answer["result"])
         return answer
 
-    code = ask_admin(options, ask, _tested)
+    code = call_admin(options, ask, _tested)
     return code if code != OK or results[0] == "ok" else FAILED
 
 

@@ -16,7 +16,7 @@ from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.dead_letters.replay import LetterFilter, ReplayFactory, ReplaySpec, replay_job
 from gateway.products.jobs.dead_letters.rules import DeadGroup, LetterState, derived_letter_id
 from gateway.products.jobs.dead_letters.service import DeadLetterService, ReplayJobs
-from gateway.products.jobs.model import ClaimAsk, JobEnd, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.model import ClaimRequest, JobEnd, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.webhooks.rules import MESSAGE_ID
@@ -31,7 +31,7 @@ RULES = JobRules(segments=(SegmentRules("all", concurrency=50), SegmentRules("re
 async def bury(stage: Stage, number: int, message: str = "the answer was 500") -> list[str]:
     """Makes so many dead letters of calls; returns their ids."""
     await stage.accept(*(f"old_{one}" for one in range(number)))
-    for work in await stage.store.claim([ClaimAsk("all", number)]):
+    for work in await stage.store.claim([ClaimRequest("all", number)]):
         error = JobError("server_error", message, stage.clock.wall())
         await stage.store.finish(work, JobEnd(JobState.FAILED, error, is_attempt=True, is_dead=True))
     return [derived_letter_id(f"old_{one}", None) for one in range(number)]
@@ -161,7 +161,7 @@ def test_a_replay_takes_what_its_filter_says_and_goes_to_another_model() -> None
         stage = Stage(clock, rules=RULES, script=script)
         alike = await bury(stage, 2)
         await stage.store.accept([stage.new_job("other")])
-        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+        (work,) = await stage.store.claim([ClaimRequest("all", 1)])
         error = JobError("timeout", "too slow", clock.wall())
         await stage.store.finish(work, JobEnd(JobState.FAILED, error, is_dead=True))
         lives = Lives(stage, runner(stage))
@@ -235,7 +235,7 @@ def test_a_delivery_is_replayed_under_the_id_that_its_webhook_knows() -> None:
     async def story(clock: LoopClock) -> None:
         stage = Stage(clock, rules=RULES)
         await stage.store.accept([stage.new_job("msg_1", kind=JobKind.DELIVERY, tenant="", about={"webhook": "crm"})])
-        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+        (work,) = await stage.store.claim([ClaimRequest("all", 1)])
         await stage.store.finish(work, JobEnd(JobState.FAILED, JobError("webhook_failed", "500", clock.wall())))
         letter = await stage.store.dead.find(derived_letter_id("msg_1", None))
         assert letter is not None
