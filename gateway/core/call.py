@@ -11,20 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import Reservation
 from gateway.core.openai.bodies import Large
-from gateway.core.openai.usage import added
 from gateway.core.retry_budgets import Reserved, Retry
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.core.types import Attempt, Clocks, Endpoint, ErrorClass, Kept, Lane, RawHeaders, Skips, Usage
-from gateway.features.output.rules import OutputResult, OutputRule, StreamedTexts, Violation
-from gateway.features.output.schema import OutputSchema
 from gateway.features.ownership.objects import ObjectAccess
 from gateway.features.runs.rules import RunPart
 
@@ -52,6 +49,12 @@ class Slot(Generic[T]):
     def find(self, call: Call) -> T | None:
         """Returns the value on the call; None: there is none."""
         return None if call.slots is None else call.slots.get(self)
+
+
+VARIANT: Final[Slot[bytes]] = Slot("variant")
+"""What the maker of a call asks for beside its body, as a digest: equal requests of two variants get two answers."""
+INVALID_ANSWER: Final[Slot[bool]] = Slot("invalid answer")
+"""True if a feature has found the answer not to be what was asked for: its client may get it, and nothing is built on it."""
 
 
 class OtherAttempt(Protocol):
@@ -101,31 +104,6 @@ class CacheOutcome:
     """The result of each layer, in the order of the look-ups: (layer, result)."""
     why: list[str] = field(default_factory=list)
     """The reasons in words, for `gateway cache why`."""
-
-
-@dataclass(slots=True)
-class OutputCheck:
-    """How far the check of one call's answer has come."""
-
-    result: OutputResult | None = None
-    """The result of the check; None: not known, or not yet."""
-    violation: Violation | None = None
-    """The last one, also where the answer was mended after it."""
-    schema: OutputSchema | None = None
-    """The schema that the answer has to fit; None: it is not checked."""
-    texts: StreamedTexts | None = None
-    """Those of a stream that is relayed, as they pass."""
-    retries: int = 0
-    """How often the same request was sent again."""
-    used: list[tuple[Attempt, Usage]] = field(default_factory=list)
-    """The usage of its attempts that did not give the answer, as far as they were answered."""
-
-    def total(self, usage: Usage | None) -> Usage | None:
-        """Returns what the call has used in all, with the `usage` of the attempt that gave the answer; None: nobody knows."""
-        parts = [one for _, one in self.used] + ([] if usage is None else [usage])
-        if not parts:
-            return None
-        return reduce(added, parts)
 
 
 @dataclass(slots=True)
@@ -179,9 +157,6 @@ class Call:
     """The task that serves it, if the edge knows; None: whichever runs."""
     server: asyncio.Task[None] | None = None
     """The edge's task, whoever else works for the call."""
-    output: OutputRule | None = None
-    """What its answer has to be, and what is done about one that is not: from its model's policy, or of whoever made the call.
-    None: whatever it is."""
     attempts: list[Attempt] = field(default_factory=list)
     estimate: int = -1
     """Input tokens as estimated, uncorrected; negative: not counted yet."""
@@ -239,8 +214,6 @@ class Call:
     """Which part of which run it is, and which step; None: of none, as far as it has said."""
     objects: ObjectAccess | None = None
     """Its access to objects that the provider keeps, where tenants share its account; None: nothing."""
-    output_check: OutputCheck | None = None
-    """The check of its answer; None: there is nothing to check."""
     hooks: Hooks | None = None
     """The hooks of its route; None: it was made inside the process, and `Pipeline.handle` compiles them."""
     slots: dict[Slot[Any], Any] | None = None
@@ -416,6 +389,8 @@ class RouteFacts:
     endpoint: Endpoint
     has_own_credential: bool
     """The caller's own credential pays at the targets that have none."""
+    is_internal: bool = False
+    """The calls are made inside the process: their makers may ask for what no client can."""
 
 
 class CallProduct(Protocol):

@@ -674,7 +674,6 @@ class Intake:
             None,
             served.task,
             served.task,
-            plan.output,
         )
         call.hooks = hooks = plan.hooks
         asks_by_metadata = peeked.metadata is not None

@@ -44,6 +44,7 @@ from gateway.core.openai.usage import (
     find_requested_tier,
     most_output,
     plausible,
+    usage_in_all,
 )
 from gateway.core.ports import Meter
 from gateway.core.request_fields import BOUNDING, find_bound
@@ -197,8 +198,8 @@ class Accounts:
         if len(call.attempts) > int(is_served):  # more than the one that served it
             retries = call.attempts[:-1] if is_served else call.attempts
             retries_usd = known_usd(retries) or 0.0
-            if call.output_check is not None:
-                call.usage = call.output_check.total(usage)
+            if any(one.discarded is not None for one in call.attempts):
+                call.usage = usage_in_all(call.attempts, usage)
         if last is not None and cost is not None:
             last.cost_usd = cost
         # A charge also gives back what is reserved, so a call that cost nothing needs one, too.

@@ -120,7 +120,8 @@ class Pipeline:
         hooks = call.hooks
         try:
             if hooks is None:  # made inside the process: its maker may ask for whatever a header could
-                facts = RouteFacts(call.policy, call.key, call.model, call.endpoint, call.credential is not None)
+                is_callers = call.credential is not None
+                facts = RouteFacts(call.policy, call.key, call.model, call.endpoint, is_callers, is_internal=True)
                 hooks = call.hooks = self.hooks_of(facts, self.options)
             return await hooks.serve(call)
         except asyncio.CancelledError as stopped:

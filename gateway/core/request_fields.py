@@ -51,7 +51,6 @@ from gateway.core.openai.usage import costs_nothing, count_answers
 from gateway.core.patience import SDK_S, UNKNOWN_S
 from gateway.core.snapshot import Key, Model, PolicySnapshot, for_key
 from gateway.core.types import LANES, PASSTHROUGH, Endpoint, Lane, RawHeaders
-from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.ownership.rules import OBJECTS
 from gateway.features.runs import step
 
@@ -85,8 +84,6 @@ class RoutePlan:
     """True if a stream that waits may get comments."""
     takes_interim: bool
     """True if a call that is no stream and waits may get interim responses."""
-    output: OutputRule | None
-    """What the answers have to be, by the model's policy; None: whatever they are."""
     facts: RouteFacts
     hooks: Hooks | None = None
     """The hooks of calls that ask for nothing by their headers; None: not compiled."""
@@ -114,7 +111,6 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         is_restricted=key.allows is not None,
         takes_comments=(endpoint.usage_option or endpoint.sse != "chat") and endpoint.sse != "generate",
         takes_interim=model.holding.interim is not None,
-        output=OUTPUT.of(model) if endpoint.name in CHECKED else None,
         facts=RouteFacts(policy, key, model, endpoint, is_callers),
     )
 

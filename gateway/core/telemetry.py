@@ -26,7 +26,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from gateway.core.call import CacheOutcome, Call, CallRecord, OutputCheck
+from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics, MetricTable
 from gateway.core.openai.usage import costs_nothing
@@ -552,7 +552,6 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         **_run(call),
         **_skipped(call),
         **({"lossy": [f"{gap.field}({gap.how})" for gap in last.gaps]} if last is not None and last.gaps else {}),
-        **_output(call.output_check),
         **_replay(call.replay),
         **(record.fields or {}),
     }
@@ -613,13 +612,6 @@ def _parts(usage: Usage | None) -> dict[str, float | str]:
         "service_tier": usage.tier,
     }
     return {name: value for name, value in fields.items() if value}
-
-
-def _output(check: OutputCheck | None) -> dict[str, str]:
-    """What came of the check of its answer, and the rule that one of its answers broke."""
-    if check is None or check.result is None:
-        return {}
-    return {"output": str(check.result)} | ({"output_rule": str(check.violation)} if check.violation else {})
 
 
 def _replay(replay: CacheOutcome | None) -> dict[str, Any]:
@@ -685,7 +677,7 @@ class JsonLines:
             return self._any_line(at, record)
         if usage.parts is not ALL_TEXT or usage.tier or (usage.estimated and record.outcome != "ok"):
             return self._any_line(at, record)
-        if call.part is not None or call.output_check is not None or record.fields is not None or call.skips:
+        if call.part is not None or record.fields is not None or call.skips:
             return self._any_line(at, record)
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s

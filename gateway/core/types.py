@@ -365,6 +365,8 @@ class Attempt:
     """The time of the target's last sign of life before its first event: a 1xx, a comment, or a part of a body."""
     cost_usd: float | None = None
     """The cost in US dollars, estimated if the attempt failed after it was sent; None: the model has no price."""
+    discarded: Usage | None = None
+    """The usage of its answer, where that was not given to the client, and another attempt has taken its place."""
     gaps: Sequence[Gap] = ()
     """What was lost when the request was put into the target's language."""
     refuses_loss: bool = False

@@ -298,7 +298,8 @@ class Bench:
         )
 
     def call(self, **changes: object) -> Call:
-        """A call to the model."""
+        """A call to the model. `output` is a rule for its answer."""
+        rule: Any = changes.pop("output", None)
         fields: dict[str, Any] = {
             "id": "req_1",
             "endpoint": CHAT,
@@ -319,7 +320,13 @@ class Bench:
             "path": "/chat/completions",
             "tenant": "web",
         }
-        return Call(**(fields | changes))
+        call = Call(**(fields | changes))
+        if rule is not None:
+            # The core's tests run without the product, too.
+            from gateway.features.output.service import set_rule
+
+            set_rule(call, rule)
+        return call
 
     async def serve(self, **changes: object) -> tuple[Reply, bytes]:
         """Serve a call to its end, and close it."""

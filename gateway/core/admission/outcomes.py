@@ -35,6 +35,7 @@ from gateway.core.health.target_health import CLIENT_GONE, STILL_REFUSED, TRIED_
 from gateway.core.health.times import is_deserted, is_evidence, usual_of
 from gateway.core.limits.reservation import Refusal, Reservation, refused
 from gateway.core.limits.target_limits import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MOST_DOUBLINGS, CallTraits, Gate
+from gateway.core.openai.usage import usage_in_all
 from gateway.core.ports import Meter
 from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 
@@ -456,8 +457,8 @@ class AttemptOutcomes:
             if line is not None and (line.waiters.busy or self._gates.names.callers):
                 self._health.freed(gate.name)
         if call.key_cost is not None:
-            check = call.output_check
-            self._keys.settle(call, usage if check is None else check.total(usage), self._clock.monotonic())
+            used = usage if len(call.attempts) < 2 else usage_in_all(call.attempts, usage)
+            self._keys.settle(call, used, self._clock.monotonic())
 
     def _judge_unended(self, call: Call, grant: Reservation, now: float) -> None:
         """Every attempt that ended by itself has been judged. Its client has left: mostly nobody's fault."""

@@ -171,7 +171,7 @@ class Groups(CallFeature):
 
     __slots__ = ("_admission", "_attempts", "_clock", "_metrics", "_open", "_running")
 
-    options: frozenset[bytes] = frozenset((b"group",))
+    options: frozenset[bytes] = frozenset()
 
     def __init__(
         self, clock: Clock, admission: Admission, attempts: Attempts, metrics: GroupMetrics | None = None
@@ -186,8 +186,8 @@ class Groups(CallFeature):
         self._running: set[asyncio.Task[None]] = set()
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
-        """Returns itself for calls of models that are grouped, and for those that batches make."""
-        is_grouped = GROUPING.of(facts.model) is not None or not asked.isdisjoint(self.options)
+        """Returns itself for calls of models that are grouped, and for those whose makers may have set rules."""
+        is_grouped = GROUPING.of(facts.model) is not None or facts.is_internal
         return self if is_grouped and facts.endpoint.name in RESULTS else None
 
     async def open(self, call: Call, next: Open) -> Opened:

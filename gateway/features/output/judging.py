@@ -227,7 +227,6 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         parsed=None,
         large=None,
         comment=None,
-        output=None,
         estimate=-1,
         grant=None,
         key_cost=None,
@@ -239,7 +238,7 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         replay=None,
         objects=None,
         not_expressible=None,
-        output_check=None,
+        slots=None,
     )
 
 

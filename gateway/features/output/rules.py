@@ -1,8 +1,8 @@
 """What a call's answer has to be, and what follows if it is something else.
 
-A rule belongs to one call (`Call.output`). The edge takes it from the model's policy; a step of a pipeline sets its own. In
-this order: the rule and its results; the texts of a whole answer; the verdict on one text; the money of a check; the request
-for a repair; and the texts of a stream.
+A rule is that of the call's model; whoever makes a call may give it another one, as a step of a pipeline does. In this order:
+the rule and its results; the texts of a whole answer; the verdict on one text; the money of a check; the request for a repair;
+and the texts of a stream.
 """
 
 from __future__ import annotations

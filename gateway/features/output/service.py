@@ -10,9 +10,9 @@ it used and paid is the sum of what its attempts did.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -21,16 +21,19 @@ from gateway.core.admission.outcomes import CALLERS_DEADLINE
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.attempts import Attempts
 from gateway.core.call import (
+    INVALID_ANSWER,
+    VARIANT,
     Call,
     CallFeature,
+    CallRecord,
     Chunks,
     ErrorAnswer,
     Open,
     Opened,
-    OutputCheck,
     Reply,
     RouteFacts,
     Serve,
+    Slot,
     Stream,
     Whole,
 )
@@ -55,6 +58,7 @@ from gateway.features.output.rules import (
     OutputRule,
     OutputText,
     StreamedTexts,
+    Violation,
     added_usage,
     allows_retry,
     spent_usd,
@@ -67,6 +71,34 @@ from gateway.features.reuse.single_flight import is_last_word
 
 LONGEST_CHECK_S = 10.0
 """Seconds of waiting for a turn and of the check itself, together."""
+
+
+@dataclass(slots=True)
+class OutputCheck:
+    """How far the check of one call's answer has come."""
+
+    result: OutputResult | None = None
+    """The result of the check; None: not known, or not yet."""
+    violation: Violation | None = None
+    """The last one, also where the answer was mended after it."""
+    schema: OutputSchema | None = None
+    """The schema that the answer has to fit; None: it is not checked."""
+    texts: StreamedTexts | None = None
+    """Those of a stream that is relayed, as they pass."""
+    retries: int = 0
+    """How often the same request was sent again."""
+
+
+CHECK: Final[Slot[OutputCheck]] = Slot("output check")
+"""The check of the call's answer; none: there is nothing to check."""
+RULE: Final[Slot[OutputRule]] = Slot("output rule")
+"""The rule that the call's maker has given it in place of its model's."""
+
+
+def set_rule(call: Call, rule: OutputRule) -> None:
+    """Gives a call a rule of its own, in place of its model's: what was good enough for another rule is another answer."""
+    RULE.put(call, rule)
+    VARIANT.put(call, rule.digest)
 
 
 @dataclass(slots=True)
@@ -106,7 +138,7 @@ class Outputs(CallFeature):
 
     __slots__ = ("_admission", "_attempts", "_clock", "_judge", "_meter", "_metrics", "_repairs", "_schemas", "_watch")
 
-    options: frozenset[bytes] = frozenset((b"output",))
+    options: frozenset[bytes] = frozenset()
 
     def __init__(
         self,
@@ -129,24 +161,25 @@ class Outputs(CallFeature):
         self._repairs = Repairs(clock, admission, attempts.open)
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
-        """Returns itself for calls whose model has a rule, and for those that batches make."""
-        is_ruled = OUTPUT.of(facts.model) is not None or not asked.isdisjoint(self.options)
+        """Returns itself for calls whose model has a rule, and for those whose makers may have set one."""
+        is_ruled = OUTPUT.of(facts.model) is not None or facts.is_internal
         return self if is_ruled and facts.endpoint.name in CHECKED else None
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply, with the result of the check of a whole answer in `x-gateway-output`."""
         reply = await next(call)
-        if call.output_check is not None and reply.chunks is None:
-            add_result_header(reply, call.output_check)
+        check = CHECK.find(call)
+        if check is not None and reply.chunks is None:
+            add_result_header(reply, check)
         return reply
 
     async def open(self, call: Call, next: Open) -> Opened:
         """Returns the provider's answer, if it keeps the call's rule, or the rule lets it pass. Raises OutputInvalid."""
-        rule = call.output
+        rule = RULE.find(call) or OUTPUT.of(call.model)
         schema = None if rule is None else self._schemas.of(call, rule)
         if rule is None or schema is None:
             return await next(call)
-        check = call.output_check = OutputCheck()
+        check = CHECK.put(call, OutputCheck())
         if isinstance(schema, OutputResult):
             opened = await next(call)
             if not isinstance(opened, ErrorAnswer):
@@ -157,11 +190,18 @@ class Outputs(CallFeature):
 
     def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
         """Returns the chunks of a stream, which is judged when it has ended."""
-        check = call.output_check
+        check = CHECK.find(call)
         if check is None:
             return chunks
         opened.endings += (lambda outcome, _usage, _tokens: self.ended(call, check, outcome),)
         return self.watched(call, check, chunks) if check.result is None else chunks
+
+    def closed(self, record: CallRecord) -> Mapping[str, object] | None:
+        """Returns the result of the check, and the rule that one of the answers broke."""
+        check = CHECK.find(record.call)
+        if check is None or check.result is None:
+            return None
+        return {"output": str(check.result)} | ({"output_rule": str(check.violation)} if check.violation else {})
 
     async def _first_good(self, call: Call, rule: OutputRule, schema: OutputSchema, check: OutputCheck) -> Opened:
         opened: Opened | None = await self._attempts.open(call)
@@ -191,7 +231,7 @@ class Outputs(CallFeature):
             first = first or len(call.attempts)
             opened = await self._retried(call, rule, check, first)
         assert bad is not None  # noqa: S101  # that is how the loop ends
-        repaired = await self._repaired(call, rule, schema, check, bad, first)
+        repaired = await self._repaired(call, rule, schema, bad, first)
         if repaired is not None:
             self._conclude(call, check, OutputResult.REPAIRED)
             return repaired
@@ -204,7 +244,7 @@ class Outputs(CallFeature):
         # The answer that was discarded is given after all, for there is no better one: its attempt is the deciding one again.
         at = next(number for number, one in enumerate(call.attempts) if one is bad.attempt)
         call.attempts.append(call.attempts.pop(at))
-        check.used = [part for part in check.used if part[0] is not bad.attempt]
+        bad.attempt.discarded = None
         return bad.opened
 
     async def _read(self, call: Call, opened: Whole | Stream) -> HeldStream | OverlongStream:
@@ -240,7 +280,7 @@ class Outputs(CallFeature):
         usage = opened.usage = whole_usage(call, opened.usage, opened.body) or Usage(0, 0, estimated=True)
         attempt.cost_usd, attempt.is_cost_reported = cost_usd(call, opened.target, usage), not usage.estimated
         _mark(attempt, str(check.violation))
-        check.used.append((attempt, usage))
+        attempt.discarded = usage
         self._admission.outcomes.used(call, usage)
 
     async def _retried(self, call: Call, rule: OutputRule, check: OutputCheck, first: int) -> Opened | None:
@@ -279,7 +319,7 @@ class Outputs(CallFeature):
         return targets if allows_retry(rule, check.retries, spent_usd(call.attempts, first), usd) else []
 
     async def _repaired(
-        self, call: Call, rule: OutputRule, schema: OutputSchema, check: OutputCheck, bad: _Checked, first: int
+        self, call: Call, rule: OutputRule, schema: OutputSchema, bad: _Checked, first: int
     ) -> Opened | None:
         """Returns the answer with corrected texts in place of those that break the rule; None: there are none."""
         if rule.repair_with is None:
@@ -296,7 +336,7 @@ class Outputs(CallFeature):
         for one, violation in bad.verdict.bad:
             repair = await self._repairs.repair(call, rule, schema, violation, one.text, first)
             if last is not None:
-                check.used.append((last.attempt, last.usage))
+                last.attempt.discarded = last.usage
             last = repair
             if repair is None:
                 return None
@@ -305,21 +345,23 @@ class Outputs(CallFeature):
             )
             if verdict.result is not OutputResult.VALID:
                 _mark(repair.attempt, str(verdict.bad[0].violation) if verdict.bad else "a text that cannot be checked")
-                check.used.append((repair.attempt, repair.usage))
+                repair.attempt.discarded = repair.usage
                 return None
             texts[one.place] = repair.text
         assert last is not None  # noqa: S101  # there was a text to repair
-        body = _with_texts(call, answer, texts, check, bad, last.usage)
+        body = _with_texts(call, answer, texts, bad, last.usage)
         if bad.is_stream:
             frames = as_stream(call.endpoint.name, body, include_usage=wants_usage(call))
             if frames is None:
-                check.used.append((last.attempt, last.usage))
+                last.attempt.discarded = last.usage
                 return None
             body, call.usage_event = frames, b""
         return replace(opened, target=last.target, body=body, usage=last.usage)
 
     def _conclude(self, call: Call, check: OutputCheck, result: OutputResult) -> None:
         check.result = result
+        if result is OutputResult.INVALID:
+            INVALID_ANSWER.put(call, True)
         self._metrics.output_checks.totals[call.model.name, result] += 1
 
     # --- streams that are relayed ---
@@ -391,11 +433,9 @@ def _texts(call: Call, body: bytes) -> list[OutputText] | None:
     return None if answer is None else texts_of(call.endpoint.name, answer)
 
 
-def _with_texts(
-    call: Call, answer: dict[str, Any], texts: dict[int, str], check: OutputCheck, bad: _Checked, last: Usage
-) -> bytes:
+def _with_texts(call: Call, answer: dict[str, Any], texts: dict[int, str], bad: _Checked, last: Usage) -> bytes:
     """Returns an answer's body with other texts, and the usage of all that it took to get them."""
-    others = [usage for attempt, usage in check.used if attempt is not bad.attempt] + [last]
+    others = [one.discarded for one in call.attempts if one.discarded is not None and one is not bad.attempt] + [last]
     more = sum([one.input for one in others]), sum([one.output for one in others])
     return orjson.dumps(
         with_texts(call.endpoint.name, answer, texts, added_usage(call.endpoint.name, answer.get("usage"), *more))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gateway.core.call import CacheOutcome, Call, Reply
+from gateway.core.call import INVALID_ANSWER, VARIANT, CacheOutcome, Call, Reply
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import KeyInUse, KeyReused
 from gateway.core.ledger import answer_headers
@@ -26,7 +26,6 @@ from gateway.core.openai.sse import split_events
 from gateway.core.ports import Claim, Later, Store
 from gateway.core.types import ErrorClass, Kept
 from gateway.dialects.conversion import as_stream, as_whole, ends_well, with_usage, without_usage
-from gateway.features.output.rules import OUTPUT, OutputResult
 from gateway.features.reuse.keys import (
     ANYTHING,
     LARGE_BYTES,
@@ -112,10 +111,10 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     plan = ReusePlan(caching, directives, call.body, is_kept=is_kept)
     if parsed is not None and (is_shared or is_kept or means):
         plan.exact = exact_key(call, parsed, caching)
-        has_own_rule = call.output is not OUTPUT.of(call.model)  # the model's own is part of its version
-        if has_own_rule:
-            plan.exact = digest(plan.exact, b"" if call.output is None else call.output.digest)
-        if means and not has_own_rule:
+        variant = VARIANT.find(call)
+        if variant is not None:
+            plan.exact = digest(plan.exact, variant)
+        if means and variant is None:
             plan.semantic = _meaning(call, parsed)
         if is_shared and not plan.directives.no_cache:
             plan.flight = flight_key(call, parsed, plan.exact)
@@ -377,8 +376,7 @@ class ReuseLayers:
         replay = call.replay
         if replay is not None and replay.result == "stale":
             return
-        check = call.output_check
-        if check is not None and check.result is OutputResult.INVALID:
+        if INVALID_ANSWER.find(call):
             return
         wall = self._clock.wall()
         if plan.fence and is_terminal(call, reply.status) and len(body) <= plan.caching.max_record_bytes:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.core.call import CacheOutcome, Call, CallFeature, Reply, RouteFacts, Serve
+from gateway.core.call import INVALID_ANSWER, CacheOutcome, Call, CallFeature, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import Accounts, answer_headers
@@ -27,7 +27,6 @@ from gateway.core.openai import sse
 from gateway.core.ports import Store
 from gateway.core.relay import StreamBroken
 from gateway.dialects.conversion import last_response
-from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.keys import ANYTHING
 from gateway.features.reuse.layers import (
     LONGEST_POLL_S,
@@ -453,8 +452,7 @@ def is_kept(call: Call, reply: Reply, body: bytes) -> bool:
 
     One that is not what its model's policy wants (`output`) is given, but is none to build on: the next call asks again.
     """
-    check = call.output_check
-    if not is_terminal(call, reply.status) or (check is not None and check.result is OutputResult.INVALID):
+    if not is_terminal(call, reply.status) or INVALID_ANSWER.find(call):
         return False
     if call.endpoint.name != "responses" or reply.status >= 300:
         return True

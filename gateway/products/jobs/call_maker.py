@@ -17,7 +17,8 @@ from gateway.core.intake import refuse_other_readings
 from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePlans, peek, plan_route, read_fields
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
-from gateway.features.output.rules import OutputRule
+from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
+from gateway.features.output.service import set_rule
 from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
 from gateway.features.runs.step import part_of
 from gateway.products.jobs.calls import STRICT, StoredRequest
@@ -70,7 +71,7 @@ class CallMaker:
         if STRICT[0] in (index := dict(headers)):
             model = request_fields.strictly(model, index)
             headers = [header for header in headers if header[0] != STRICT[0]]
-        return Call(
+        call = Call(
             id=request.id,
             endpoint=endpoint,
             policy=policy,
@@ -96,15 +97,20 @@ class CallMaker:
             large=peeked.large,
             group_most=request.group_most,
             idempotency_key=request.idempotency_key,
-            output=self._rule_of(request, plan),
             part=part,
         )
+        rule = self._own_rule(request, plan)
+        if rule is not None:
+            set_rule(call, rule)
+        return call
 
-    def _rule_of(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:
-        rule = plan.output if request.step is None else self._steps.rule_of(request.step, plan)
-        if request.is_held and rule is not None and rule.stream == "relay":
-            return replace(rule, stream="buffer")
-        return rule
+    def _own_rule(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:
+        """Returns what the answer has to be, if that is not what its model says; None: it is."""
+        own = None if request.step is None else self._steps.rule_of(request.step, plan.endpoint)
+        if not request.is_held:
+            return own
+        rule = OUTPUT.of(plan.model) if own is None and plan.endpoint.name in CHECKED else own
+        return replace(rule, stream="buffer") if rule is not None and rule.stream == "relay" else own
 
     async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:
         index = dict(request.headers)

@@ -18,8 +18,8 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.intake import AT_ONCE
 from gateway.core.ledger import Accounts
 from gateway.core.render import error_object
-from gateway.core.request_fields import RoutePlan
 from gateway.core.snapshot import PolicySnapshot
+from gateway.core.types import Endpoint
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.output.schema import SchemaUnusable, compile_schema
 from gateway.features.runs.rules import WORKFLOWS, RunPart, WorkflowRules
@@ -136,13 +136,10 @@ class StepRules:
     def __init__(self) -> None:
         self._rules: dict[bytes, OutputRule] = {}
 
-    def rule_of(self, step: StepOfRun, plan: RoutePlan) -> OutputRule | None:
-        """Returns what the answer has to be: what the step says, else what its model's policy does.
-
-        Raises InvalidRequest where the schema cannot be used here.
-        """
-        if step.output is None or plan.endpoint.name not in CHECKED:
-            return plan.output
+    def rule_of(self, step: StepOfRun, endpoint: Endpoint) -> OutputRule | None:
+        """Returns what the step says of its answer; None: nothing. Raises InvalidRequest where the schema is of no use here."""
+        if step.output is None or endpoint.name not in CHECKED:
+            return None
         source = orjson.dumps(step.output)
         rule = self._rules.get(source)
         if rule is None:

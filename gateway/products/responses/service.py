@@ -15,11 +15,10 @@ from typing import Any
 
 import orjson
 
-from gateway.core.call import Call, Reply, Serve
+from gateway.core.call import INVALID_ANSWER, Call, Reply, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.openai.sse import json_object
-from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.layers import is_stream
 from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
@@ -403,8 +402,7 @@ class ForegroundResponses:
 
     async def _keep(self, call: Call, response: dict[str, Any], own: list[dict[str, Any]]) -> bool:
         """Keeps a response; returns whether it is kept: not one that breaks its model's rule, though the client has it."""
-        check = call.output_check
-        if check is not None and check.result is OutputResult.INVALID:
+        if INVALID_ANSWER.find(call):
             return False
         now = self._wall()
         stored = StoredResponse(

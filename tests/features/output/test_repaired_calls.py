@@ -20,7 +20,7 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Model, Rates, Target
 from gateway.features.output.rules import AtLast, OutputRule
 from gateway.features.output.schema import compile_schema
-from gateway.features.output.service import OutputInvalid
+from gateway.features.output.service import CHECK, OutputInvalid
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import (
     CLOCKS,
@@ -200,7 +200,7 @@ async def test_at_last_it_fails_with_the_place_and_never_the_text() -> None:
     account = bench.account
     assert (account.status, account.outcome, account.cost_usd) == (502, "output_invalid", None)
     assert account.retries_usd == pytest.approx(100 * 2e-6 + 10 * 8e-6 + 110e-6)
-    told_of = f"{error.message}{[(one.detail, str(one)) for one in account.call.attempts]}{account.call.output_check!r}"
+    told_of = f"{error.message}{[(one.detail, str(one)) for one in account.call.attempts]}{CHECK.find(account.call)!r}"
     assert "secret" not in told_of.replace(BAD, "") or "secret" not in error.message
 
 
@@ -411,7 +411,7 @@ async def test_the_requests_own_schema_counts_and_a_bad_one_is_the_providers_to_
         assert bench.meter.outputs == [("m", result)]
     bench = bench_of(whole(answer("free text")))
     reply, _ = await bench.serve(output=OutputRule(), body=BODY)
-    assert (output_of(reply), bench.meter.outputs, bench.account.call.output_check) == (None, [], None)
+    assert (output_of(reply), bench.meter.outputs, CHECK.find(bench.account.call)) == (None, [], None)
 
 
 async def test_a_response_is_checked_by_its_text_format() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.call import OutputCheck
+from gateway.core.call import INVALID_ANSWER
 from gateway.core.errors import GatewayError
 from gateway.core.relay import StreamBroken
 from gateway.drivers.opening import MemoryStore
-from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.rules import Caching, ExactRule
 from gateway.features.runs.rules import RunPart, StepRequest
 from gateway.features.runs.step import OTHERS, StepChanged, StepRunning, StepTooLarge, StoredStep
@@ -407,6 +406,6 @@ async def test_what_is_not_what_it_should_be_is_given_and_not_kept() -> None:
     bench, jobs = steps(whole(), whole())
     for _ in range(2):
         call = bench.call(**step())
-        call.output_check = OutputCheck(result=OutputResult.INVALID)
+        INVALID_ANSWER.put(call, True)
         await bench.pipeline.handle(call)
     assert (sent(bench), jobs.kept) == (2, [])
