@@ -23,7 +23,6 @@ from gateway.core.retry_budgets import Reserved, Retry
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.core.types import Attempt, Clocks, Endpoint, ErrorClass, Kept, Lane, RawHeaders, Skips, Usage
 from gateway.features.ownership.objects import ObjectAccess
-from gateway.features.runs.rules import RunPart
 
 T = TypeVar("T")
 
@@ -210,8 +209,6 @@ class Call:
     """The targets, by name, into whose language it cannot be put, with the error of its caller if no other can serve it."""
     joined: tuple[Call, int] | None = None
     """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
-    part: RunPart | None = None
-    """Which part of which run it is, and which step; None: of none, as far as it has said."""
     objects: ObjectAccess | None = None
     """Its access to objects that the provider keeps, where tenants share its account; None: nothing."""
     hooks: Hooks | None = None
@@ -344,7 +341,7 @@ class CallFeature:
 
     | hook    | when                                       | may                                               | must not     |
     |---------|--------------------------------------------|---------------------------------------------------|--------------|
-    | read    | the request is parsed, nothing is reserved | fill its slot, raise a GatewayError               | wait, reserve|
+    | read    | the request is parsed; the innermost first | fill its slot, raise a GatewayError               | wait, reserve|
     | serve   | around the whole call, the outermost first | answer itself, wait, call `next` once, raise      | read the prov|
     | open    | around all attempts, before a client byte  | replace the answer, ask again, read whole bodies  | close the acc|
     | relay   | around the chunks of a stream              | read and hold back chunks                         | add to an eve|
@@ -426,7 +423,8 @@ def compile_hooks(features: Sequence[CallFeature], serve: Serve, open: Open) -> 
     return Hooks(
         serve,
         open,
-        read=tuple(one.read for one in features if _overrides(one, "read")),
+        # An outer feature may change what an inner one has read: the answer to a step is the same whatever else it names.
+        read=tuple(one.read for one in reversed(features) if _overrides(one, "read")),
         # The innermost reads the provider's chunks first.
         relay=tuple(one.relay for one in reversed(features) if _overrides(one, "relay")),
         headers=tuple(one.headers for one in features if _overrides(one, "headers")),

@@ -45,27 +45,20 @@ from gateway.core.patience import (
 )
 from gateway.core.pipeline import Pipeline
 from gateway.core.render import named_request, new_request_id
-from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePlans, form_boundary, peek, plan_route
+from gateway.core.request_fields import (
+    METADATA,
+    LargeBodies,
+    Peeked,
+    RoutePlan,
+    RoutePlans,
+    form_boundary,
+    peek,
+    plan_route,
+)
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
 from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
-from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
-from gateway.features.runs.step import (
-    BAGGAGE,
-    METADATA,
-    OUTCOME,
-    RUN,
-    STEP,
-    TASK,
-    WORKFLOW,
-    RunParts,
-    not_a_step,
-    read_step,
-    without_own_baggage,
-)
-from gateway.products.jobs.model import JobsOff
-from gateway.products.pipelines.compile import PIPELINE
 
 if TYPE_CHECKING:
     from gateway.core.call import Call
@@ -412,7 +405,6 @@ def _refuse(key: Key, name: str) -> None:
 # --- the intake ---
 
 _USER_AGENT = b"user-agent"
-_OPTIONS_AND_CLIENT = request_fields.OPTIONS | {_USER_AGENT}
 log = logging.getLogger("gateway.intake")
 TRY_LATER, RESTART, POLICY = 1013, 1012, 1008
 """Why a WebSocket is closed (IANA's WebSocket Close Code Number Registry)."""
@@ -432,10 +424,10 @@ class Intake:
         "_clock",
         "_forwarded",
         "_inflight",
+        "_known_options",
         "_learned_until",
         "_options",
         "_overload",
-        "_parts",
         "_passed_through",
         "_pipeline",
         "_plans",
@@ -454,12 +446,12 @@ class Intake:
         self._inflight = inflight
         self._overload = overload
         self._plans = RoutePlans(policies.current)
-        self._parts = RunParts(WORKFLOWS.of(policies.current))
         self.large_bodies = LargeBodies()
         self.patience = ClientPatience()
         self._learned_until = 0.0
         """When the last client is forgotten that was seen to hang up soon; 0.0: there is none."""
-        self._options = request_fields.OPTIONS
+        self._known_options = request_fields.OPTIONS | pipeline.options
+        self._options = self._known_options
         self._forwarded = allow_lists.request_headers()
         self._passed_through = allow_lists.passthrough_request_headers()
         self._account = allow_lists.account_headers()
@@ -689,14 +681,6 @@ class Intake:
             call.sdk_retry = request_fields.sdk_retry(index)
             call.idempotency_key = request_fields.idempotency_key(index, endpoint)
             call.cache_control = request_fields.cache_control(headers) if b"cache-control" in index else None
-            names_part = RUN in index or WORKFLOW in index or TASK in index or STEP in index or OUTCOME in index
-            if BAGGAGE in index:
-                call.headers = without_own_baggage(forwarded)
-                names_part = True
-            if names_part or peeked.metadata is not None or KEY_WORKFLOW in key.settings:
-                self._find_part(call, index, peeked.metadata)
-        elif peeked.metadata is not None or KEY_WORKFLOW in key.settings:
-            self._find_part(call, index, peeked.metadata)
         if hooks is not None:
             for read in hooks.read:
                 read(call, index)
@@ -722,7 +706,7 @@ class Intake:
             log.info("calls of %s with user agent %r wait %.1f s: it hangs up then", *client, seen.wait_s)
         self._learned_until = now + FORGET_S
         # From now on a user agent, too, takes a call off the short way through `_call`.
-        self._options = _OPTIONS_AND_CLIENT
+        self._options = self._known_options | {_USER_AGENT}
 
     def _has_patient_call(self, client: ClientName, wait_s: float, now: float) -> bool:
         """Returns whether a call of the client has waited for longer, and does so still."""
@@ -740,27 +724,10 @@ class Intake:
         """Returns for how many seconds a call waits whose client may have been seen to hang up; inf: it is not known."""
         if now >= self._learned_until:
             # No client is remembered any more: the short way is open to all again.
-            self._learned_until, self._options = 0.0, request_fields.OPTIONS
+            self._learned_until, self._options = 0.0, self._known_options
         if not request_fields.is_unknown_client(plan, index):
             return inf
         return self.patience.of(client_of(key.name, index.get(_USER_AGENT, b"")), now)
-
-    def _find_part(self, call: Call, index: Mapping[bytes, bytes], metadata: object) -> None:
-        """Notes of which run the call is a part, and which step of it, where it says so. Raises GatewayError."""
-        workflows = WORKFLOWS.of(call.policy)
-        parts = self._parts
-        if parts.workflows is not workflows:
-            parts = self._parts = RunParts(workflows)
-        call.part = parts.find(call.key, index, metadata)
-        if STEP in index and call.method == "POST":
-            if not call.policy.jobs.is_on:
-                raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
-            step = read_step(index, "" if call.part is None else call.part.run)
-            if PIPELINE in call.model.settings:  # it remembers its own steps
-                raise not_a_step("a pipeline", "model")
-            if call.part is not None:
-                call.part.step, call.part.is_durable = step, True
-            call.idempotency_key = None  # the step says what is the same
 
     def _hooks_for(self, plan: RoutePlan, asked: frozenset[bytes]) -> Hooks:
         """Returns the hooks of calls along this route that ask for these options; compiled once."""

@@ -52,7 +52,6 @@ from gateway.core.patience import SDK_S, UNKNOWN_S
 from gateway.core.snapshot import Key, Model, PolicySnapshot, for_key
 from gateway.core.types import LANES, PASSTHROUGH, Endpoint, Lane, RawHeaders
 from gateway.features.ownership.rules import OBJECTS
-from gateway.features.runs import step
 
 MOST_PLANS = 4096
 """The most plans of one snapshot: under a pattern clients choose the names, and there is no end of them."""
@@ -151,15 +150,18 @@ _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
     b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key "
     b"x-gateway-step x-gateway-step-on-change x-gateway-strict "
+    b"x-gateway-workflow x-gateway-run x-gateway-task x-gateway-run-outcome "
     b"x-gateway-webhook x-gateway-run-at x-gateway-priority x-gateway-dedupe x-gateway-debounce".split()
-).union(step.HEADERS)
+)
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
-    b"x-stainless-timeout x-server-timeout x-stainless-retry-count idempotency-key cache-control prefer baggage "
+    b"x-stainless-timeout x-server-timeout x-stainless-retry-count idempotency-key cache-control prefer "
     b"x-gateway-strict".split()
-).union(step.HEADERS)
-"""The headers by which a call may ask for something or say something of itself; a request without any is an ordinary one."""
-
+)
+"""The core's own headers by which a call may ask for something or say something of itself; products have others. A request
+without any is an ordinary one."""
+METADATA = b"metadata"
+"""The field of a body that is looked at for products, as the option of a call that brings it."""
 
 _TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout", b"x-server-timeout")
 """Those of OpenAI's and Anthropic's SDKs, and google-genai's, which rounds it up to whole seconds."""

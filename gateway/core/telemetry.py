@@ -350,7 +350,7 @@ class Telemetry(Collector):
             if isinstance(record, CallRecord):
                 self._calls.count(record)
                 call = record.call
-                if call.part is not None or call.replay is not None:
+                if call.slots is not None or call.replay is not None:  # some product has had a part in it
                     self._count_products(record)
         if pending:
             self._log.put(pending)
@@ -549,21 +549,11 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         **_estimated_retries(record),
         **_written(usage),
         **_parts(usage),
-        **_run(call),
         **_skipped(call),
         **({"lossy": [f"{gap.field}({gap.how})" for gap in last.gaps]} if last is not None and last.gaps else {}),
         **_replay(call.replay),
         **(record.fields or {}),
     }
-
-
-def _run(call: Call) -> dict[str, str]:
-    """Which part of which run it was, as it said."""
-    part = call.part
-    if part is None:
-        return {}
-    fields = {"workflow": part.workflow, "run": part.run, "task": part.task}
-    return {name: value for name, value in fields.items() if value}
 
 
 def _skipped(call: Call) -> dict[str, list[dict[str, str]]]:
@@ -677,7 +667,7 @@ class JsonLines:
             return self._any_line(at, record)
         if usage.parts is not ALL_TEXT or usage.tier or (usage.estimated and record.outcome != "ok"):
             return self._any_line(at, record)
-        if call.part is not None or record.fields is not None or call.skips:
+        if record.fields is not None or call.skips:
             return self._any_line(at, record)
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s

@@ -33,6 +33,8 @@ from gateway.core.types import (
 from gateway.drivers.opening import MemoryStore
 from gateway.features.output.service import OutputMetrics
 from gateway.features.reuse.rules import Caching
+from gateway.features.runs.rules import RunPart
+from gateway.features.runs.step import PART
 from gateway.features.runs.table import RunTable
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
@@ -298,7 +300,7 @@ class Bench:
         )
 
     def call(self, **changes: object) -> Call:
-        """A call to the model. `output` is a rule for its answer."""
+        """A call to the model. `output` is a rule for its answer, `part` the part of a run that it is."""
         rule: Any = changes.pop("output", None)
         fields: dict[str, Any] = {
             "id": "req_1",
@@ -320,12 +322,15 @@ class Bench:
             "path": "/chat/completions",
             "tenant": "web",
         }
+        part = changes.pop("part", None)
         call = Call(**(fields | changes))
         if rule is not None:
             # The core's tests run without the product, too.
             from gateway.features.output.service import set_rule
 
             set_rule(call, rule)
+        if isinstance(part, RunPart):
+            PART.put(call, part)
         return call
 
     async def serve(self, **changes: object) -> tuple[Reply, bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from gateway.core.call import CallRecord
 from gateway.core.metrics import RUN_SECONDS, USD, Counts, Distribution, Labels, Levels, MetricTable
 from gateway.features.runs.rules import OTHER, PER_USD, RunOutcome, RunRecord
+from gateway.features.runs.step import PART
 
 MOST_UNKNOWN = 10_000
 GOOD_TASK: Labels = ("task", "true")
@@ -63,7 +64,7 @@ class RunCounter(MetricTable):
 
     def count(self, record: CallRecord) -> None:
         """Counts a call that is a part of a workflow or a run."""
-        call, part = record.call, record.call.part
+        call, part = record.call, PART.find(record.call)
         if part is None:
             return
         labels, is_ok = part.labels, record.outcome == "ok"

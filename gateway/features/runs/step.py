@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
+from gateway.core.call import Slot
 from gateway.core.errors import CallerFault, GatewayError, InvalidRequest
 from gateway.core.snapshot import Key, Request
 from gateway.core.types import RawHeaders, Usage
@@ -35,10 +36,10 @@ from gateway.features.runs.rules import (
 
 WORKFLOW, RUN, TASK = b"x-gateway-workflow", b"x-gateway-run", b"x-gateway-task"
 STEP, OUTCOME, BAGGAGE = b"x-gateway-step", b"x-gateway-run-outcome", b"baggage"
-METADATA = b"metadata"
-"""The field of a body that may name a run, as the option of a call that brings it."""
 HEADERS = frozenset((WORKFLOW, RUN, TASK, STEP, OUTCOME))
 OTHERS = OTHER, OTHER
+PART: Final[Slot[RunPart]] = Slot("part")
+"""Which part of which run a call is, and which step; absent: of none, as far as it has said."""
 T = TypeVar("T")
 ID_CHARS = "A-Z a-z 0-9 . _ : / [ ] -"
 _ID = re.compile(r"[A-Za-z0-9._:/[\]-]{1,128}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,7 @@ from gateway.features.reuse.single_flight import LastWord, SharedAnswer, SingleF
 from gateway.features.runs.rules import StepRequest
 from gateway.features.runs.step import (
     KEPT_STEP,
+    PART,
     REPLAYED,
     STEP,
     StepAbout,
@@ -50,11 +51,14 @@ from gateway.features.runs.step import (
     StepTooLarge,
     StoredStep,
     WriteBehindSum,
+    not_a_step,
+    read_step,
     step_fingerprint,
     step_record,
 )
 from gateway.products.jobs.model import JobsOff, JobsUnavailable
 from gateway.products.jobs.store import JobStore
+from gateway.products.pipelines.compile import PIPELINE
 
 FREE = (b"x-gateway-cost-usd", b"0.00000000")
 
@@ -77,9 +81,23 @@ class StepCalls(CallFeature):
         """Returns itself for calls that name a step."""
         return None if asked.isdisjoint(self.options) else self
 
+    def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Notes which step of its run the call is. Raises InvalidRequest, or JobsOff where no steps are remembered."""
+        if call.method != "POST":
+            return
+        if not call.policy.jobs.is_on:
+            raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
+        part = PART.find(call)
+        step = read_step(headers, "" if part is None else part.run)
+        if PIPELINE in call.model.settings:  # it remembers its own steps
+            raise not_a_step("a pipeline", "model")
+        if part is not None:
+            part.step, part.is_durable = step, True
+        call.idempotency_key = None  # the step says what is the same
+
     def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
         """Returns the reply to the call, which may be that of a step."""
-        part = call.part
+        part = PART.find(call)
         if part is None or not part.run or part.step is None:
             return next(call)
         return self._serve(call, part.step, next)

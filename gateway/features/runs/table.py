@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -21,6 +21,7 @@ from typing import TypeVar
 from gateway.core.call import Call, CallFeature, CallRecord, Reply, RouteFacts, Serve
 from gateway.core.clock import Clock
 from gateway.core.ledger import CostEstimates
+from gateway.core.request_fields import METADATA
 from gateway.features.runs.cache import MOST_RUNS, ActiveRun, LostRuns, NoMeter, RunCache, RunKey, RunMeter, RunRank
 from gateway.features.runs.rules import (
     IDLE_S,
@@ -44,13 +45,15 @@ from gateway.features.runs.rules import (
 from gateway.features.runs.step import (
     BAGGAGE,
     HEADERS,
-    METADATA,
+    PART,
     Close,
+    RunParts,
     RunQuery,
     RunToChange,
     StepAbout,
     changed,
     nobody_waits,
+    without_own_baggage,
 )
 from gateway.features.runs.store import RunStore
 from gateway.products.jobs.model import JobsUnavailable
@@ -101,7 +104,7 @@ class RunTable:
 
     def settled(self, call: Call, outcome: str, cost_usd: float | None, wasted_usd: float) -> None:
         """Adds a call that has ended to its run."""
-        part = call.part
+        part = PART.find(call)
         if part is None or not part.run:
             return
         live = self._cache.live(key := (call.tenant, part.run))
@@ -443,14 +446,15 @@ class RunBudget(CallFeature):
 
     A run that has cost, or called, as much as its workflow allows makes no further calls.
 
-        admit (reserve what the call may cost) -> … -> settled (what it has cost)
+        read (of which run it is) -> admit (reserve what the call may cost) -> … -> closed (what it has cost)
     """
 
-    __slots__ = ("_costs", "table")
+    __slots__ = ("_costs", "_parts", "table")
 
     def __init__(self, table: RunTable, costs: CostEstimates) -> None:
         self.table = table
         self._costs = costs
+        self._parts = RunParts({})
 
     options: frozenset[bytes] = HEADERS | {METADATA, BAGGAGE}
 
@@ -458,17 +462,32 @@ class RunBudget(CallFeature):
         """Returns itself for calls that may be parts of a run."""
         return self if KEY_WORKFLOW.of(facts.key) or not asked.isdisjoint(self.options) else None
 
+    def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Notes of which run the call is a part, where it says so. Raises InvalidRequest."""
+        workflows, parsed = WORKFLOWS.of(call.policy), call.parsed
+        if self._parts.workflows is not workflows:
+            self._parts = RunParts(workflows)
+        if BAGGAGE in headers:
+            call.headers = without_own_baggage(call.headers)
+        part = self._parts.find(call.key, headers, None if parsed is None else parsed.get("metadata"))
+        if part is not None:
+            PART.put(call, part)
+
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to a call that its run has let in. Raises RunBudgetExceeded where the run has had enough."""
-        part = call.part
+        part = PART.find(call)
         if part is not None and part.run and not self.lets_in(call, part):
             await self.admit(call, part)
         return await next(call)
 
-    def closed(self, record: CallRecord) -> None:
-        """Counts the call in its run."""
-        if record.call.part is not None:
-            self.table.settled(record.call, record.outcome, record.cost_usd, record.retries_usd)
+    def closed(self, record: CallRecord) -> Mapping[str, object] | None:
+        """Counts the call in its run; returns which part of which run it was."""
+        part = PART.find(record.call)
+        if part is None:
+            return None
+        self.table.settled(record.call, record.outcome, record.cost_usd, record.retries_usd)
+        fields = {"workflow": part.workflow, "run": part.run, "task": part.task}
+        return {name: value for name, value in fields.items() if value}
 
     def lets_in(self, call: Call, part: RunPart) -> bool:
         """Lets a call into a run without a budget; returns whether it did: all others go through `admit`."""

@@ -20,7 +20,7 @@ from gateway.core.types import Endpoint
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.output.service import set_rule
 from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
-from gateway.features.runs.step import part_of
+from gateway.features.runs.step import PART, part_of
 from gateway.products.jobs.calls import STRICT, StoredRequest
 from gateway.products.pipelines.http import StepRules, part_of_step
 from gateway.routes import WORK
@@ -97,11 +97,12 @@ class CallMaker:
             large=peeked.large,
             group_most=request.group_most,
             idempotency_key=request.idempotency_key,
-            part=part,
         )
         rule = self._own_rule(request, plan)
         if rule is not None:
             set_rule(call, rule)
+        if part is not None:
+            PART.put(call, part)
         return call
 
     def _own_rule(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:

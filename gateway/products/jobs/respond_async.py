@@ -18,6 +18,7 @@ from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.intake import AT_ONCE
 from gateway.core.ledger import Accounts
 from gateway.features.reuse.layers import IDEMPOTENT
+from gateway.features.runs.step import PART
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import DedupeConflict, Job, JobsUnavailable, StoredAnswer
@@ -81,10 +82,9 @@ class AsyncAnswers(CallFeature):
         try:
             return await next(call)
         except AdmissionDenied as refusal:
-            is_step = call.part is not None and call.part.step is not None
             self._accounts.settle_failed(call, refusal)
-            # A job may take the place of a call that is refused now; not of one whose head has gone, nor of a step.
-            if call.is_begun or is_step:
+            # A job may take the place of a call that is refused now; not of one whose head has gone.
+            if call.is_begun:
                 raise
             return await self._in_place_of(call, refusal)
 
@@ -103,6 +103,9 @@ class AsyncAnswers(CallFeature):
     async def _in_place_of(self, call: Call, refusal: AdmissionDenied) -> Reply:
         """Takes a call that is refused as a job, and answers 202. Raises the refusal where that is not to be, or cannot."""
         rules, code = call.model.jobs.degrade, refusal.code or ""
+        part = PART.find(call)
+        if part is not None and part.step is not None:  # its answer is kept as a step's, or nowhere
+            raise refusal
         if not call.key.accepts_202 or call.lane not in rules.lanes or code not in rules.when:
             raise refusal
         try:

@@ -15,6 +15,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, KeyReused, NotFound
 from gateway.features.reuse.keys import LARGE_BYTES, fingerprint, record_key
+from gateway.features.runs.step import PART
 from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
@@ -167,7 +168,7 @@ class JobService:
         key = None if call.idempotency_key is None else call.idempotency_key.decode("latin-1")
         keyed = {} if key is None else {IDEMPOTENCY_KEY: key, FINGERPRINT: fingerprint_of(call)}
         dedupe_key = options.dedupe_key or (key if dedupes else None)
-        part = call.part
+        part = PART.find(call)
         endpoint, query = f"/v1{call.endpoint.path}", call.query.decode("latin-1")
         job = Job(
             id=job_id,

@@ -20,6 +20,7 @@ from gateway.core.pipeline import Pipeline
 from gateway.core.relay import RawRelay
 from gateway.core.snapshot import PolicySnapshot, Target, upstream_model
 from gateway.core.types import ErrorClass, Socket, Usage
+from gateway.features.runs.step import PART
 from gateway.features.runs.table import RunBudget
 from gateway.products.realtime.rules import error_event, is_read, output_in, read_event, usage_of_response
 
@@ -352,7 +353,7 @@ class RealtimeSessions:
         """
         self._accounts.opened()
         with self._accounts.closing(call):
-            part = call.part
+            part = PART.find(call)
             if part is not None and part.run and self._fuse is not None and not self._fuse.lets_in(call, part):
                 await self._fuse.admit(call, part)
             opened = await self._attempts.open(call)

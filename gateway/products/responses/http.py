@@ -23,7 +23,7 @@ from gateway.core.ledger import Accounts
 from gateway.core.openai.sse import comment_end
 from gateway.core.render import new_request_id
 from gateway.core.snapshot import Policies
-from gateway.features.runs.step import not_a_step
+from gateway.features.runs.step import PART, not_a_step
 from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents
 from gateway.products.jobs.model import RESPONSE, Job, is_ours, list_page
@@ -104,7 +104,8 @@ class ResponseEndpoint(CallFeature):
                 "Nothing of this key's responses is kept, and one in the background has to be; send it without 'background'.",
                 param="background",
             )
-        if call.part is not None and call.part.step is not None:
+        part = PART.find(call)
+        if part is not None and part.step is not None:
             raise not_a_step("'background'", "background")
         if wanted.previous_id and not is_ours(RESPONSE, wanted.previous_id):
             refuse_unknown(call, keeping, wanted.previous_id)

@@ -43,6 +43,7 @@ from gateway.features.runs.rules import (
 )
 from gateway.features.runs.step import (
     MOST_NAMES,
+    PART,
     RUN,
     STEP,
     TASK,
@@ -103,6 +104,13 @@ class SharedRuns:
 
     async def last(self, tenant: str | None, most: int) -> Sequence[RunRecord]:
         return [one for one in self.runs.values() if tenant in (None, one.tenant)][:most]
+
+
+def its_part(call: Call) -> RunPart:
+    """The part of a run that the call is."""
+    part = PART.find(call)
+    assert part is not None
+    return part
 
 
 class Town:
@@ -263,8 +271,7 @@ def test_a_run_that_waits_for_an_answer_is_not_idle() -> None:
     async def story() -> None:
         first, second = town.call("r", "extract"), town.call("r", "check")
         town.settle(first)
-        assert second.part is not None
-        table.enter("web", second.part)
+        table.enter("web", its_part(second))
         await town.tick()
         await town.tick(3600)
         assert not town.metrics.workflow_runs.totals
@@ -331,8 +338,7 @@ def test_a_run_whose_call_is_under_way_is_running_however_long_that_takes() -> N
     async def story() -> None:
         town.settle(town.call("r", "extract"))
         slow = town.call("r", "check")
-        assert slow.part is not None
-        table.enter("web", slow.part)
+        table.enter("web", its_part(slow))
         await town.tick(1000)
         assert await outcome() is RunOutcome.RUNNING
         town.settle(slow)
@@ -427,8 +433,7 @@ def test_runs_that_are_kept_elsewhere_are_not_lost_with_the_room_here(caplog: py
         town.tables = [table]
         for number in range(30):
             call = town.call(f"r{number}", "extract")
-            assert call.part is not None
-            call.part.is_durable = table is beside_steps
+            its_part(call).is_durable = table is beside_steps
             town.settle(call)
             await town.tick()
         first = await table.get("web", "r0")
@@ -580,7 +585,7 @@ def test_a_run_that_is_forgotten_under_way_begins_with_nothing_reserved() -> Non
 
     async def story() -> None:
         call = bench.call(part=part_in(rules), max_tokens=10)
-        await RunBudget(table, bench.admission.costs).admit(call, call.part)  # type: ignore[arg-type]  # it has one
+        await RunBudget(table, bench.admission.costs).admit(call, its_part(call))
         assert await table.forget("web", "r")
         table.settled(call, "ok", CALL_USD, 0.0)
         live = table._cache.find(("web", "r"))

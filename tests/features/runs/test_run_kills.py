@@ -16,7 +16,7 @@ import pytest
 
 from gateway.core.call import Call, Reply
 from gateway.features.runs.rules import PER_USD, RunPart, units
-from gateway.features.runs.step import OTHERS
+from gateway.features.runs.step import OTHERS, PART
 from gateway.features.runs.table import DurableRuns, RunTable
 from gateway.products.jobs.model import Job, JobQuery, JobState, WriteResult
 from gateway.products.jobs.runner import run_of
@@ -103,7 +103,7 @@ class SummedProcess(RunProcess):
         seen: Any = call
         part = RunPart("", seen.request.step.run, seen.request.step.step, OTHERS, None, is_durable=True)
         part.lost_tries = seen.request.lost_tries
-        seen.part, seen.tenant, seen.replay, seen.received_at = part, "t", None, self.clock.monotonic()
+        seen.slots, seen.tenant, seen.replay, seen.received_at = {PART: part}, "t", None, self.clock.monotonic()
         usd = 0.0 if self.ledger.say(prompt_of(seen.request), 0) == 400 else CALL_USD
         self.ledger.billed_usd += usd
         reply = await super().serve(call)

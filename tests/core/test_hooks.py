@@ -1,0 +1,46 @@
+"""The hooks of a route: which are there, and in which order the features of a route have their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+
+from gateway.core.call import Call, CallFeature, Opened, Reply, compile_hooks
+from tests.support.flow import Bench, ScriptedUpstream
+
+
+class Reader(CallFeature):
+    """A feature that reads requests."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self._name = name
+        self._seen = seen
+
+    def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        self._seen.append(self._name)
+
+
+def unserved(_call: Call) -> Awaitable[Reply]:
+    raise AssertionError("no call is served here")
+
+
+def unopened(_call: Call) -> Awaitable[Opened]:
+    raise AssertionError("no call is served here")
+
+
+def test_an_outer_feature_reads_a_request_after_the_inner_ones() -> None:
+    """So it may change what they have read."""
+    seen: list[str] = []
+    hooks = compile_hooks([Reader("outer", seen), CallFeature(), Reader("inner", seen)], unserved, unopened)
+
+    for read in hooks.read:
+        read(Bench([ScriptedUpstream()]).call(), {})
+
+    assert seen == ["inner", "outer"]
+
+
+def test_a_route_without_features_has_no_hooks() -> None:
+    """Its calls are served by the pipeline itself, and by nobody else."""
+    hooks = compile_hooks([CallFeature()], unserved, unopened)
+
+    assert (hooks.serve, hooks.open) == (unserved, unopened)
+    assert (hooks.read, hooks.relay, hooks.headers, hooks.closed) == ((), (), (), ())
