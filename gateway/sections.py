@@ -8,10 +8,12 @@ from gateway.features.degrade.config import DegradeSection
 from gateway.features.grouping.config import GroupingSection
 from gateway.features.output.config import OutputSection
 from gateway.features.ownership.config import ObjectsSection
+from gateway.features.reuse.config import CacheSection
 from gateway.features.runs.config import WorkflowsSection
 from gateway.products.pipelines.config import PipelinesSection
 
 SECTIONS: Final = (
+    CacheSection(),
     GroupingSection(),
     PipelinesSection(),
     OutputSection(),

@@ -31,7 +31,7 @@ from gateway.dialects.target_languages import Conversion
 from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
 from gateway.features.grouping.rules import GROUPING, RESULTS
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
-from gateway.features.reuse.rules import Caching, applies
+from gateway.features.reuse.rules import CACHING, Caching, applies
 from gateway.features.runs.rules import KEY_WORKFLOW, OTHER, WORKFLOWS, RunPart
 from gateway.features.runs.step import part_of, run_words
 from gateway.products.jobs.admin import attempt_usd, explain_job
@@ -104,7 +104,7 @@ def _lines(
     if (degrade := DEGRADE.of(model)) is not None and endpoint.name in FIELDS_AT:
         less = ", ".join(f"{name} {value}" for name, value in degrade.set.items())
         yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"
-    yield f"cache     {_cache(endpoint, peeked, model.caching)}"
+    yield f"cache     {_cache(endpoint, peeked, CACHING.of(model))}"
     yield from _retries(model.retries)
     if (grouping := GROUPING.of(model)) is not None and endpoint.name in RESULTS:
         shown = f"{grouping.most} inputs, or {grouping.window_s * 1000:g} ms"

@@ -34,7 +34,6 @@ from gateway.core.types import (
     Upstream,
 )
 from gateway.credentials.auth import CloudAuth
-from gateway.features.reuse.rules import Caching
 from gateway.fleet.lease import SharedState
 from gateway.products.jobs.rules import JobRules, Jobs
 from gateway.products.jobs.webhooks.rules import Webhooks, WebhookSettings
@@ -309,7 +308,6 @@ class Model:
     choice: Choice = "in_order"
     """How one of its own targets is chosen."""
     retries: Retries = field(default_factory=Retries)
-    caching: Caching = field(default_factory=Caching)
     jobs: JobRules = field(default_factory=JobRules, repr=False)
     """How its jobs are tried."""
     on_loss: OnLoss = "report"

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.emulator.config import parse_script_entry
 from gateway.features.output.rules import OUTPUT
+from gateway.features.reuse.rules import CACHING
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import with_jobs
 from tests.e2e.harness import KEYS, WEB_KEY, Running, config_of, connect, post, until
@@ -108,7 +109,7 @@ async def test_a_changed_schema_is_read_again(start: StartGateway, tmp_path: Pat
     after = gateway.gateway._policies.current
     await gateway.stop()
     assert OUTPUT.of(before.models["filed"]) != OUTPUT.of(after.models["filed"])
-    assert before.models["filed"].caching.version != after.models["filed"].caching.version
+    assert CACHING.of(before.models["filed"]).version != CACHING.of(after.models["filed"]).version
 
 
 async def test_who_waits_for_a_held_stream_is_kept_alive_and_hears_of_its_end(

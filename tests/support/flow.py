@@ -32,7 +32,7 @@ from gateway.core.types import (
 )
 from gateway.drivers.opening import MemoryStore
 from gateway.features.output.service import OutputMetrics
-from gateway.features.reuse.rules import Caching
+from gateway.features.reuse.rules import CACHING, Caching
 from gateway.features.runs.rules import RunPart
 from gateway.features.runs.step import PART
 from gateway.features.runs.table import RunTable
@@ -294,9 +294,9 @@ class Bench:
             holding=self.holding,
             include_usage=self.include_usage,
             retries=self.retries,
-            caching=self.caching,
             choice=self.choice,
             context_plan=everyone[len(plan) :],
+            settings={CACHING: self.caching},
         )
 
     def call(self, **changes: object) -> Call:

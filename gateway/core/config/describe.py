@@ -19,7 +19,6 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import BodyEdits
 from gateway.core.snapshot import Counting, DescribesSettings, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import Server
-from gateway.features.reuse.rules import Caching
 from gateway.fleet.lease import SharedState
 
 
@@ -100,7 +99,6 @@ def describe_model(model: Model, sections: Iterable[DescribesSettings] = ()) -> 
         *(
             "name",
             "choice",
-            "caching",
             "model_for_caller_credentials",
             "without_caller_credential",
             "skipped",
@@ -111,7 +109,6 @@ def describe_model(model: Model, sections: Iterable[DescribesSettings] = ()) -> 
         plan=[target.name for target in model.plan],
         context_plan=[target.name for target in model.context_plan],
         retries=describe_retries(model.retries),
-        cache=describe_caching(model.caching),
     )
     for section in sections:
         described = section.describe_model(model, described)
@@ -149,20 +146,6 @@ def describe_retries(retries: Retries) -> dict[str, Any]:
         by_class={str(name): _class_rule(rule) for name, rule in retries.by_class.items()},
         by_cost=[_those_set(rule) for rule in retries.by_cost],
         hedge=plain(retries.hedging),
-    )
-
-
-def describe_caching(caching: Caching) -> dict[str, Any]:
-    """Returns the rules of reuse, in the words of cache.yaml; the version also stands for the places that calls go to."""
-    return shown(
-        caching,
-        *("name", "keep_s", "lease_s", "max_record_bytes"),
-        set=caching.name,
-        idempotency={
-            "keep_s": caching.keep_s,
-            "lease_s": caching.lease_s,
-            "max_entry_bytes": caching.max_record_bytes,
-        },
     )
 
 

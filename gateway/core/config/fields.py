@@ -21,7 +21,6 @@ from pydantic_core import PydanticCustomError
 
 from gateway.core.config.source import Document, Path, quoted
 from gateway.core.types import EMULATOR
-from gateway.features.reuse.rules import Which
 
 # --- environment variables: `${VAR}`, `${VAR:-default}`, `os.environ/VAR`, `env.VAR` ---
 
@@ -201,7 +200,7 @@ def _first_event(value: object) -> float | None:
 
 
 def _section_or_off(value: object) -> object:
-    value = _which(value)
+    value = accept_off(value)
     if value != "off" and not isinstance(value, dict):
         raise _about_value("is neither a mapping nor `off`")
     return value
@@ -222,13 +221,13 @@ def _fail_closed(value: object) -> object:
     return value
 
 
-def _which(value: object) -> object:
+def accept_off(value: object) -> object:
     """Accepts false for `off`, as which YAML reads a bare `off`."""
     return "off" if value is False else value
 
 
 def _interim(value: object) -> object:
-    return str(value) if type(value) is int else _which(value)
+    return str(value) if type(value) is int else accept_off(value)
 
 
 def _version(value: object) -> object:
@@ -422,7 +421,6 @@ CallerDigest = Annotated[bytes, BeforeValidator(_digest)]
 Names = Annotated[list[Text], Field(min_length=1)]
 Address = Annotated[tuple[str, int], BeforeValidator(_listen)]
 FailClosed = Annotated[Any, BeforeValidator(_fail_closed)]
-WhichRequests = Annotated[Which, BeforeValidator(_which)]
 Version = Annotated[str, Field(min_length=1), BeforeValidator(_version)]
 IgnoredField = Annotated[str, Field(min_length=1), AfterValidator(_ignored)]
 Embeddings = Annotated[str, Field(min_length=1), AfterValidator(_embeddings)]

@@ -53,7 +53,6 @@ from gateway.core.snapshot import Key, PolicySnapshot, Provider, with_settings
 from gateway.core.types import Upstream
 from gateway.credentials.config import cloud_notices
 from gateway.dialects.known import ListedModels
-from gateway.features.reuse.config import store_bounds
 from gateway.products.jobs.config import job_notices, job_settings
 from gateway.products.jobs.rules import Jobs
 from gateway.products.jobs.webhooks.config import signing, webhook_notices, webhook_section, webhook_settings
@@ -110,10 +109,11 @@ def load_snapshot(
     providers = {provider.name: provider for group in groups.values() for provider in group}
     reading.providers = providers
     reading.keys = keys = key_section(reading, server, sections)
-    routes = check_routes(reading, policies, sections)
+    parts = ConfigParts(groups, kinds, policies)
+    routes = check_routes(reading, parts, sections)
     for section in sections:
         section.read_more(reading)
-    check_endpoints(reading, routes, ConfigParts(groups, kinds, policies), sections)
+    check_endpoints(reading, routes, parts, sections)
     relayed = passthrough_section(document, config, providers)
     for section in sections:
         section.read_sections(reading)
@@ -140,9 +140,9 @@ def load_snapshot(
     find_prices = cache(lambda group: price_finder(groups[group][0], wall or (lambda: now_wall)))
     tokenizers = _load_tokenizers(routes, policies)
     find_tokenizer = tokenizers.find if tokenizers else None
-    parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer, listed)
-    models, sharing = build_models(routes, policies, parts)
-    passthrough = passthrough_target(providers[relayed.provider], policies, parts) if relayed else None
+    target_parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer, listed)
+    models, sharing = build_models(reading, routes, policies, target_parts, sections)
+    passthrough = passthrough_target(providers[relayed.provider], policies, target_parts) if relayed else None
     for target in (target for one in models.values() for target in one.targets):
         if (
             target.model is not None
@@ -174,7 +174,6 @@ def load_snapshot(
         queue=policies.queue.bounds,
         state=state,
         shared=shared,
-        store=store_bounds(models.values(), policies.cache.record_bytes),
         passthrough=passthrough,
         passthrough_admin=relayed is not None and relayed.admin,
         jobs=Jobs(jobs, policies.jobs),

@@ -24,7 +24,14 @@ from gateway.core.config.admission import FindTokenizer
 from gateway.core.config.fields import is_label, is_pattern
 from gateway.core.config.policies import PolicySets
 from gateway.core.config.prices import stated_rates
-from gateway.core.config.product_sections import ConfigReading, ModelReading, Sections, Settings, entry_kinds
+from gateway.core.config.product_sections import (
+    HAVE_EMBEDDINGS,
+    ConfigReading,
+    ModelReading,
+    Sections,
+    Settings,
+    entry_kinds,
+)
 from gateway.core.config.providers import Groups, account_of, bind_credentials, is_first
 from gateway.core.config.schema import (
     BodyEntry,
@@ -47,8 +54,6 @@ from gateway.core.snapshot import Model, Provider, Rates, Setting, Target, with_
 from gateway.core.types import Conversions, Upstream
 from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
-from gateway.features.output.rules import OUTPUT
-from gateway.features.reuse.config import check_caching, with_routes
 from gateway.products.batches.native.rules import has_batch_api
 
 Pair = tuple[str, str | None]
@@ -139,7 +144,7 @@ class Route:
 # --- checking single entries ---
 
 
-def check_routes(reading: ConfigReading, policies: PolicySets, sections: Sections) -> dict[str, Route]:
+def check_routes(reading: ConfigReading, parts: ConfigParts, sections: Sections) -> dict[str, Route]:
     """Returns every readable entry, and notes the problems of entries and between them."""
     document, config = reading.document, reading.config
     kinds = entry_kinds(sections)
@@ -154,11 +159,10 @@ def check_routes(reading: ConfigReading, policies: PolicySets, sections: Section
             for section in sections:
                 settings.update(section.read_model(reading, name, entry))
             routes[name] = Route(name, entry, places, settings)
-            _check_names(document, config, name, entry, policies)
+            _check_names(reading, name, entry, parts.policies, sections)
     for kind in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, kind)
-    picked = {name: routes[name].entry.cache if name in routes else None for name in config.models}
-    check_caching(policies.cache, picked)
+    reading.models = {name: route.reading(parts) for name, route in routes.items()}
     return routes
 
 
@@ -204,21 +208,24 @@ def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> Tar
     )
 
 
-def _check_names(document: Document, config: ConfigFile, name: str, entry: ModelEntry, policies: PolicySets) -> None:
+def _check_names(
+    reading: ConfigReading, name: str, entry: ModelEntry, policies: PolicySets, sections: Sections
+) -> None:
     """Notes names of the entry that do not exist."""
+    document, config = reading.document, reading.config
     for kind, names in (("fallbacks", entry.fallbacks), ("context_fallbacks", entry.context_fallbacks)):
         for index, other in enumerate(names):
             if other not in config.models:
                 _no_such(document, ("models", name, kind, index), "model", other, config.models)
-    sets: tuple[tuple[str, str, Mapping[str, object]], ...] = (
+    sets: list[tuple[str, str, Mapping[str, object]]] = [
         ("admission", entry.admission, policies.admission),
         ("queue", entry.queue, policies.queue.holding),
         ("retries", entry.retries, policies.retries),
         ("breakers", entry.breakers, policies.breakers),
         ("timeouts", entry.timeouts, policies.timeouts),
-        ("cache", entry.cache, policies.cache.sets),
+        *((one.name, one.of(entry), known) for section in sections for one, known in section.sets(reading)),
         ("jobs", entry.jobs, policies.jobs),
-    )
+    ]
     for option, picked, known in sets:
         if picked not in known:
             _no_such(document, ("models", name, option), "set", picked, known)
@@ -357,7 +364,6 @@ _KNOWN_BY_NAMES: Final = (
 """Endpoints, and the names of models that are asked there and nowhere else."""
 DEFAULT: Final = "default"
 _OWN: Final = frozenset(("gemini", "vertex", "bedrock"))
-_HAVE_EMBEDDINGS: Final = "; Gemini, Vertex AI, and Titan and Cohere at Bedrock have embeddings, and so have OpenAI's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +398,6 @@ def check_endpoints(
     have.
     """
     document = reading.document
-    reading.models = {name: route.reading(parts) for name, route in routes.items()}
     _check_languages(document, routes, parts)
     for name, route in routes.items():
         for index, place in enumerate(route.places):
@@ -400,7 +405,6 @@ def check_endpoints(
                 _check_name(document, ("models", name, "targets", index), (name, place.model), place, parts)
         for section in sections:
             section.check_model(reading, reading.models[name])
-    _check_caches(reading, routes, parts)
     for section in sections:
         section.check_models(reading)
     _check_batches(document, routes, parts)
@@ -457,24 +461,11 @@ def _check_name(document: Document, path: Path, names: tuple[str, str], place: T
     for one, endpoint in found:
         why = parts.why_never(endpoint, place)
         if why is not None:
-            remedy = _HAVE_EMBEDDINGS if endpoint == "embeddings" else ""
+            remedy = HAVE_EMBEDDINGS if endpoint == "embeddings" else ""
             document.complain(
                 path, f"{quoted(one)} is asked for {endpoint}, and {why}: name a provider that has it{remedy}"
             )
             return
-
-
-def _check_caches(reading: ConfigReading, routes: Mapping[str, Route], parts: ConfigParts) -> None:
-    """Notes semantic caches whose model makes no embeddings."""
-    cache = parts.policies.cache
-    for name in {route.entry.cache for route in routes.values()} & cache.sets.keys() if cache.document else ():
-        semantic = cache.sets[name].semantic
-        if cache.document is not None and semantic is not None:
-            why = reading.why_none("embeddings", semantic.embeddings)
-            if why is not None:
-                shown = quoted(semantic.embeddings)
-                problem = f"{shown} makes none: {why}{_HAVE_EMBEDDINGS}"
-                cache.document.complain((name, "semantic", "embeddings"), problem)
 
 
 # --- building ---
@@ -494,26 +485,34 @@ def pairs_of(places: Iterable[TargetPlace], groups: Groups) -> Iterator[Pair]:
 
 
 def build_models(
-    routes: Mapping[str, Route], policies: PolicySets, parts: TargetParts
+    reading: ConfigReading,
+    routes: Mapping[str, Route],
+    policies: PolicySets,
+    parts: TargetParts,
+    sections: Sections,
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
     """Returns the models of sound routes, and notices about targets that several models describe differently."""
     apart = {name: build_targets(route.places, route.entry, policies, parts) for name, route in routes.items()}
     targets, notices = share_limits(apart)
-    return {name: _model(route, routes, targets, policies, parts.groups) for name, route in routes.items()}, notices
+    return {
+        name: _model(reading, route, routes, targets, policies, parts.groups, sections)
+        for name, route in routes.items()
+    }, notices
 
 
 def _model(
+    reading: ConfigReading,
     route: Route,
     routes: Mapping[str, Route],
     targets: Mapping[str, tuple[Target, ...]],
     policies: PolicySets,
     groups: Groups,
+    sections: Sections,
 ) -> Model:
     name, entry = route.name, route.entry
     own = targets[name]
     plan = _follow(name, "fallbacks", routes, targets)
     context_plan = _follow(name, "context_fallbacks", routes, targets)[len(own) :]
-    output = route.settings.get(OUTPUT)
     model = Model(
         name=name,
         targets=own,
@@ -524,7 +523,6 @@ def _model(
         context_plan=context_plan,
         choice=entry.choose,
         retries=policies.retries[entry.retries],
-        caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups), output),
         jobs=policies.jobs[entry.jobs],
         on_loss=entry.on_loss,
         prefers_native=entry.prefer_native,
@@ -532,16 +530,9 @@ def _model(
         include_usage=policies.admission[entry.admission].include_usage,
     )
     model = with_settings(model, route.settings)
+    for section in sections:
+        model = with_settings(model, section.finish_model(reading, entry, model))
     return bind_credentials(model, groups)
-
-
-def _places(targets: Iterable[Target], groups: Groups) -> Iterator[tuple[str, ...]]:
-    """Yields the places of the targets, once per provider: the credential that pays does not change an answer."""
-    providers = {one.name: one for group in groups.values() for one in group}
-    for target in targets:
-        provider = providers[target.provider]
-        edits = () if target.edits is None else (repr(target.edits),)
-        yield provider.group, provider.base_url, target.model or f"{target.strip}*", *edits
 
 
 def _follow(

@@ -36,7 +36,6 @@ from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Setting
 from gateway.core.types import LANES, PASSTHROUGH, Clocks, Lane
 from gateway.dialects.known import ModelTable, Row, in_order
-from gateway.features.reuse.config import CachePolicies, read_caching
 from gateway.products.jobs.policies_config import read_jobs
 from gateway.products.jobs.rules import JobRules
 
@@ -45,7 +44,6 @@ ERRORS: Final = "errors"
 FILES: Final = (
     "admission.yaml",
     "breakers.yaml",
-    "cache.yaml",
     "jobs.yaml",
     "models.yaml",
     "queue.yaml",
@@ -63,7 +61,6 @@ class PolicySets:
     retries: Mapping[str, Retries]
     breakers: Mapping[str, BreakerRules]
     timeouts: Mapping[str, Timeouts]
-    cache: CachePolicies
     jobs: Mapping[str, JobRules]
     settings: Mapping[Setting[Any], Any]
     """What products have read of their files."""
@@ -99,7 +96,6 @@ def read_policies(
     retries = read_retries(documents.get("retries.yaml"))
     breakers = read_breakers(documents.get("breakers.yaml"))
     timeouts = read_timeouts(documents.get("timeouts.yaml"))
-    cache = read_caching(documents.get("cache.yaml"), beside)
     jobs = read_jobs(documents.get("jobs.yaml"))
     settings: dict[Setting[Any], Any] = {}
     for section in sections:
@@ -110,7 +106,6 @@ def read_policies(
         retries=retries,
         breakers=breakers,
         timeouts=timeouts,
-        cache=cache,
         jobs=jobs,
         settings=settings,
         models=read_models(documents.get("models.yaml")),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path as FilePath
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from pydantic import Field, create_model
 
@@ -21,6 +21,8 @@ from gateway.core.config.source import Document, Path, Problem
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider, Setting
 
 FieldT = TypeVar("FieldT")
+HAVE_EMBEDDINGS: Final = "; Gemini, Vertex AI, and Titan and Cohere at Bedrock have embeddings, and so have OpenAI's"
+"""The end of a message about a target that has none."""
 Settings = Mapping[Setting[Any], Any]
 Sections = tuple["SectionSpec", ...]
 
@@ -120,6 +122,10 @@ class SectionSpec:
         """Returns the settings of a model, and notes the problems of its entry."""
         return {}
 
+    def sets(self, reading: ConfigReading) -> Iterable[tuple[EntryField[str], Mapping[str, object]]]:
+        """Returns the fields by which a model picks a set of its policy files, each with the sets that there are."""
+        return ()
+
     def read_more(self, reading: ConfigReading) -> None:
         """Reads what depends on the entries of all models."""
 
@@ -131,6 +137,10 @@ class SectionSpec:
 
     def read_sections(self, reading: ConfigReading) -> None:
         """Reads its sections of the file."""
+
+    def finish_model(self, reading: ConfigReading, entry: ModelEntry, model: Model) -> Settings:
+        """Returns more settings of a model of a sound config, whose targets are built."""
+        return {}
 
     def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
         """Returns the snapshot of a sound config with what this product has besides its settings."""

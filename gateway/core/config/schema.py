@@ -334,7 +334,6 @@ class ModelEntry(Entry):
     retries: Text = "default"
     breakers: Text = "default"
     timeouts: Text = "default"
-    cache: Text = "default"
     jobs: Text = "default"
     on_loss: OnLoss = "report"
     prefer_native: Flag = True

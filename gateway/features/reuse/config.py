@@ -9,16 +9,17 @@ model whose calls go to other places has another version, so that no answer of a
 from __future__ import annotations
 
 import os.path
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path as FilePath
-from typing import Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from gateway.core.config.describe import shown
 from gateway.core.config.fields import (
     Count,
     Duration,
@@ -27,18 +28,20 @@ from gateway.core.config.fields import (
     PositiveDuration,
     Section,
     Size,
+    Text,
     UpToOne,
     Version,
-    WhichRequests,
+    accept_off,
     is_pattern,
     problem_of,
 )
-from gateway.core.config.schema import Entry, check, check_part, check_sets
-from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.core.snapshot import Model, Target
+from gateway.core.config.product_sections import HAVE_EMBEDDINGS, ConfigReading, EntryField, SectionSpec, Settings
+from gateway.core.config.schema import Entry, ModelEntry, check, check_part, check_sets
+from gateway.core.config.source import Document, Path, did_you_mean, quoted
+from gateway.core.snapshot import Model, PolicySnapshot, Provider, Setting, Target, with_settings
 from gateway.core.types import THINKING, StoreBounds
-from gateway.features.output.rules import OutputRule
-from gateway.features.reuse.rules import LOCAL, Caching, ExactRule, SemanticRule
+from gateway.features.output.rules import OUTPUT, OutputRule
+from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
 """The files of a folder with a local embedding model."""
@@ -48,6 +51,9 @@ _SEMANTIC: Final = SemanticRule("")
 _RECORD_BYTES: Final = 256 * 1024 * 1024
 _VERSION_CHARS: Final = 16
 _THINKING_BYTES: Final = 32 * 1024 * 1024
+
+
+WhichRequests = Annotated[Which, BeforeValidator(accept_off)]
 
 
 class CacheSet(Entry):
@@ -109,6 +115,69 @@ class CachePolicies:
     """The bytes of all idempotency records together, at most."""
     document: Document | None = field(default=None, compare=False, repr=False)
     """The file, for problems that only show together with the config; None: everything is built in."""
+
+
+CACHE_SETS: Final[Setting[CachePolicies]] = Setting("cache sets", CachePolicies({}, _RECORD_BYTES))
+"""The sets while a config is loaded; no snapshot has them."""
+
+
+class CacheSection(SectionSpec):
+    """The file cache.yaml, and the set that a model picks."""
+
+    policy_files = ("cache.yaml",)
+    of_model: ClassVar[EntryField[str]] = EntryField("cache", Text, "default", after="timeouts")
+    model_fields = (of_model,)
+
+    def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
+        return {CACHE_SETS: read_caching(documents.get("cache.yaml"), beside)}
+
+    def sets(self, reading: ConfigReading) -> Iterator[tuple[EntryField[str], Mapping[str, object]]]:
+        yield self.of_model, CACHE_SETS.of(reading).sets
+
+    def read_more(self, reading: ConfigReading) -> None:
+        models = reading.models
+        picked = {
+            name: self.of_model.of(models[name].entry) if name in models else None for name in reading.config.models
+        }
+        check_caching(CACHE_SETS.of(reading), picked)
+
+    def check_models(self, reading: ConfigReading) -> None:
+        """Notes semantic caches whose model makes no embeddings."""
+        cache = CACHE_SETS.of(reading)
+        picked = {self.of_model.of(model.entry) for model in reading.models.values()}
+        for name in picked & cache.sets.keys() if cache.document else ():
+            semantic = cache.sets[name].semantic
+            if cache.document is not None and semantic is not None:
+                why = reading.why_none("embeddings", semantic.embeddings)
+                if why is not None:
+                    problem = f"{quoted(semantic.embeddings)} makes none: {why}{HAVE_EMBEDDINGS}"
+                    cache.document.complain((name, "semantic", "embeddings"), problem)
+
+    def finish_model(self, reading: ConfigReading, entry: ModelEntry, model: Model) -> Settings:
+        caching = CACHE_SETS.of(reading).sets[self.of_model.of(entry)]
+        places = _places((*model.plan, *model.context_plan), reading.providers)
+        return {CACHING: with_routes(caching, places, OUTPUT.of(model))}
+
+    def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
+        bounds = store_bounds(reading.built.values(), CACHE_SETS.of(reading).record_bytes)
+        return replace(with_settings(snapshot, {CACHE_SETS: CACHE_SETS.default}), store=bounds)
+
+    def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
+        return {**shown, "cache": describe_caching(CACHING.of(model))}
+
+
+def describe_caching(caching: Caching) -> dict[str, Any]:
+    """Returns the rules of reuse, in the words of cache.yaml; the version also stands for the places that calls go to."""
+    return shown(
+        caching,
+        *("name", "keep_s", "lease_s", "max_record_bytes"),
+        set=caching.name,
+        idempotency={
+            "keep_s": caching.keep_s,
+            "lease_s": caching.lease_s,
+            "max_entry_bytes": caching.max_record_bytes,
+        },
+    )
 
 
 # --- reading ---
@@ -238,12 +307,20 @@ def with_routes(caching: Caching, places: Iterable[tuple[str, ...]], rule: Outpu
     return replace(caching, version=total.hexdigest()[:_VERSION_CHARS])
 
 
+def _places(targets: Iterable[Target], providers: Mapping[str, Provider]) -> Iterator[tuple[str, ...]]:
+    """Yields the places of the targets, once per provider: the credential that pays does not change an answer."""
+    for target in targets:
+        provider = providers[target.provider]
+        edits = () if target.edits is None else (repr(target.edits),)
+        yield provider.group, provider.base_url, target.model or f"{target.strip}*", *edits
+
+
 def store_bounds(models: Collection[Model], record_bytes: int) -> StoreBounds:
     """Returns the store's bounds: answers for each set that a model uses, and vectors as the largest set asks.
 
     And room for what turns were signed with, where calls are converted.
     """
-    used = {model.caching.name: model.caching for model in models}
+    used = {caching.name: caching for caching in map(CACHING.of, models)}
     keeping = {name: one for name, one in used.items() if one.exact.requests != "off" or one.semantic is not None}
     sizes = [one.semantic.max_entries for one in keeping.values() if one.semantic is not None]
     answers = {name: one.exact.max_bytes for name, one in keeping.items()}

@@ -22,7 +22,7 @@ from gateway.core.ports import Store
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint, Kept
 from gateway.features.reuse.layers import ReusePlan, in_form, mark_served_from, plan_reuse, result_or_default
-from gateway.features.reuse.rules import ExactRule
+from gateway.features.reuse.rules import CACHING, ExactRule
 from gateway.features.reuse.service import Replays
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _model(policy: PolicySnapshot, name: str) -> Model:
 
 
 def _why_not(call: Call) -> str:
-    caching = call.model.caching
+    caching = CACHING.of(call.model)
     return f"the set {caching.name!r} of cache.yaml has coalesce: {caching.coalesce}, exact.requests: {caching.exact.requests}"
 
 

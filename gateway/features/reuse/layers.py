@@ -41,7 +41,7 @@ from gateway.features.reuse.keys import (
     record_key,
     serves,
 )
-from gateway.features.reuse.rules import CONVERTIBLE, Caching, applies, is_deterministic
+from gateway.features.reuse.rules import CACHING, CONVERTIBLE, Caching, applies, is_deterministic
 from gateway.features.reuse.single_flight import SharedAnswer
 from gateway.features.semantic.question import SemanticQuery, last_question
 
@@ -88,7 +88,7 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     This is decided once, when the call comes in, from the policy, the headers and the body. Most calls have nothing to reuse,
     and that is found out in a microsecond.
     """
-    parsed, caching = call.parsed, call.model.caching
+    parsed, caching = call.parsed, CACHING.of(call.model)
     if call.endpoint.request == "any":
         return None
     asks_for_nothing = call.idempotency_key is None and call.cache_control is None
@@ -130,14 +130,14 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
 
 def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
     """Returns the call's question for the semantic cache; None: it cannot be judged by its meaning."""
-    caching = call.model.caching
+    caching = CACHING.of(call.model)
     if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
         return None
     question = last_question(call.endpoint.name, parsed, caching.exact.ignore)
     if question is None:
         return None
     embedder = call.policy.find_model(caching.semantic.embeddings)
-    space = "" if embedder is None else embedder.caching.version  # where it goes makes its vectors what they are
+    space = "" if embedder is None else CACHING.of(embedder).version  # where it goes makes its vectors what they are
     partition = digest(partition_key(call, caching, question.rest), space.encode())
     return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)
 
@@ -358,7 +358,7 @@ class ReuseLayers:
         call.outcome = kept.outcome
         shared = replay_headers(call, kept)
         headers = [*shared, *answer_headers(call, self._clock.monotonic())]
-        pace_s = call.model.caching.exact.pace_s
+        pace_s = CACHING.of(call.model).exact.pace_s
         reply = Reply(kept.status, headers, body, shared=shared)
         if pace_s and call.stream and is_stream(shared):
             reply.chunks, reply.body = self._paced(body, pace_s), b""

@@ -7,7 +7,9 @@ is built in) never gets an old answer, except with an `Idempotency-Key` of its o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+from gateway.core.snapshot import Setting
 
 LOCAL = "local:"
 """The prefix of the name of an embedding model from disk."""
@@ -73,6 +75,10 @@ class Caching:
     max_record_bytes: int = 16 * 1024 * 1024
     exact: ExactRule = ExactRule()
     semantic: SemanticRule | None = None
+
+
+CACHING: Final[Setting[Caching]] = Setting("caching", Caching())
+"""Which answers of a model are stored and shared, and for how long."""
 
 
 def is_deterministic(endpoint: str, parsed: dict[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from gateway.core.ledger import Accounts
 from gateway.core.ports import Store
 from gateway.core.types import LANES
 from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note, plan_reuse
+from gateway.features.reuse.rules import CACHING
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, room_of
 
 
@@ -63,7 +64,7 @@ class Replays(CallFeature):
         """Returns itself where the cache rules of the model, or the call, have answers reused."""
         if facts.endpoint.request == "any":
             return None
-        caching = facts.model.caching
+        caching = CACHING.of(facts.model)
         is_ruled = caching.coalesce != "off" or caching.exact.requests != "off" or caching.semantic is not None
         return self if is_ruled or not asked.isdisjoint(self.options) else None
 

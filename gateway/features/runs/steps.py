@@ -38,6 +38,7 @@ from gateway.features.reuse.layers import (
     is_stream,
     is_terminal,
 )
+from gateway.features.reuse.rules import CACHING
 from gateway.features.reuse.single_flight import LastWord, SharedAnswer, SingleFlight
 from gateway.features.runs.rules import StepRequest
 from gateway.features.runs.step import (
@@ -175,7 +176,7 @@ class StepCalls(CallFeature):
     async def _run(self, own: SharedAnswer, ask: StepRequest, record: bytes, next: Serve) -> None:
         """Gets the step's answer, from the store or by running its call, and has it kept."""
         call = own.call
-        claim = ReusePlan(call.model.caching, ANYTHING, call.body, record=record, fingerprint=own.fingerprint)
+        claim = ReusePlan(CACHING.of(call.model), ANYTHING, call.body, record=record, fingerprint=own.fingerprint)
         lease: RecordClaim | None = None
         with self._flights.leading(own):
             try:

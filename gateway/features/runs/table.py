@@ -28,6 +28,7 @@ from gateway.features.runs.rules import (
     KEY_WORKFLOW,
     OTHER,
     PER_USD,
+    WORKFLOWS,
     RunBudgetExceeded,
     RunBudgetReserved,
     RunChange,

@@ -23,7 +23,7 @@ from gateway.core.errors import BudgetExceeded, GatewayError, KeyRateLimited
 from gateway.core.ports import Vectors
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint
-from gateway.features.reuse.rules import LOCAL, SemanticRule
+from gateway.features.reuse.rules import CACHING, LOCAL, SemanticRule
 from gateway.features.semantic.question import Embedder, EmbeddingDenied, EmbeddingFailed
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def open_semantic(
     A process whose models do not ask for it loads none of them.
     """
     models = (*policy.models.values(), *(model for _, model in policy.patterns))
-    rules = [model.caching.semantic for model in models if model.caching.semantic is not None]
+    rules = [semantic for model in models if (semantic := CACHING.of(model).semantic) is not None]
     for problem in embedders.prepare(rules):
         log.warning("%s", problem)
     if opened is not None or not rules:

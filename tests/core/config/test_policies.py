@@ -24,7 +24,14 @@ from gateway.core.config.source import Problem
 from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Counting, Holding, Model
 from gateway.core.types import LANES, QueueBounds, StoreBounds
-from gateway.features.reuse.config import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
+from gateway.features.reuse.config import (
+    CACHE_SETS,
+    CachePolicies,
+    CacheSet,
+    ExactEntry,
+    IdempotencyEntry,
+    SemanticEntry,
+)
 from gateway.features.reuse.rules import Caching
 from gateway.features.runs.config import WorkflowEntry
 from gateway.sections import SECTIONS
@@ -47,7 +54,6 @@ def test_shipped_files_are_the_built_in_defaults() -> None:
     assert shipped.queue == built_in.queue
     assert shipped.retries == built_in.retries
     assert shipped.breakers == built_in.breakers
-    assert shipped.cache == built_in.cache
     assert shipped.settings == built_in.settings
     assert [shipped.errors.of(kind) for kind in KINDS] == [built_in.errors.of(kind) for kind in KINDS]
     assert shipped.timeouts == built_in.timeouts == {"default": read_timeouts(None)["default"]}
@@ -55,14 +61,14 @@ def test_shipped_files_are_the_built_in_defaults() -> None:
 
 def test_built_in_defaults_are_those_of_the_compiled_policy() -> None:
     """A snapshot made by hand behaves as one that was loaded without files."""
-    built_in = read_policies(None, {}, [])
+    built_in = read_policies(None, {}, [], sections=SECTIONS)
 
     assert built_in.queue.holding == {"default": Holding()}
     assert built_in.queue.bounds == QueueBounds()
     assert built_in.queue.lane_deadline_s == {"critical": 30, "interactive": 30, "batch": 600, "background": 21600}
     assert built_in.retries == {"default": Retries()}
     assert built_in.breakers == {"default": BreakerRules()}
-    assert built_in.cache == CachePolicies({"default": Caching()}, StoreBounds({}, 256 * 1024 * 1024).records)
+    assert CACHE_SETS.of(built_in) == CachePolicies({"default": Caching()}, StoreBounds({}, 256 * 1024 * 1024).records)
     assert list(built_in.queue.lane_deadline_s) == list(LANES)
     counting = built_in.admission["default"].counting("other", adaptive=False, find_tokenizer=None)
     assert counting == Counting(charge="real", arrival_lag_s=0.1)

@@ -19,7 +19,7 @@ from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.features.reuse import config
 from gateway.features.reuse.config import LOCAL_FILES, SemanticEntry, with_routes
-from gateway.features.reuse.rules import Caching, ExactRule, SemanticRule
+from gateway.features.reuse.rules import CACHING, Caching, ExactRule, SemanticRule
 from tests.rows import rows
 from tests.support.configs import ROOT, load_text, problems_of, with_policies
 
@@ -44,7 +44,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
 
 def load_caching(folder: Path, text: str) -> Caching:
     """What the set `default` of this cache.yaml compiles to, in the model that has picked nothing; its version aside."""
-    compiled = load_text(folder, with_policies(folder, cache=text)).models["gpt-4o"].caching
+    compiled = CACHING.of(load_text(folder, with_policies(folder, cache=text)).models["gpt-4o"])
     return replace(compiled, version=Caching().version)
 
 
@@ -110,14 +110,14 @@ def test_off_needs_no_quotes(tmp_path: Path, off: str) -> None:
 
 def test_semantic_cache_is_on_as_soon_as_its_model_is_named(tmp_path: Path) -> None:
     """The rest is built in, and every field can be said."""
-    few = load_semantic(tmp_path, "embeddings: embed").models["helpdesk"].caching
+    few = CACHING.of(load_semantic(tmp_path, "embeddings: embed").models["helpdesk"])
     all_of_them = load_semantic(
         tmp_path, "embeddings: embed, threshold: 1, ttl: 1m, max_entries: 9, wait: 0s, dimensions: 256"
     )
 
     assert (few.name, few.semantic) == ("meaning", SemanticRule("embed"))
-    assert all_of_them.models["helpdesk"].caching.semantic == SemanticRule("embed", 1.0, 60.0, 9, 0.0, 256)
-    assert all_of_them.models["gpt-4o"].caching.semantic is None
+    assert CACHING.of(all_of_them.models["helpdesk"]).semantic == SemanticRule("embed", 1.0, 60.0, 9, 0.0, 256)
+    assert CACHING.of(all_of_them.models["gpt-4o"]).semantic is None
 
 
 def test_what_the_shipped_file_shows_of_the_semantic_cache_is_built_in() -> None:
@@ -132,11 +132,11 @@ def test_local_embeddings_are_found_beside_the_config(tmp_path: Path) -> None:
     """Not beside the policy file, nor where the process was started."""
     make_local_model(tmp_path / "minilm")
 
-    rule = load_semantic(tmp_path, "embeddings: 'local:minilm'").models["helpdesk"].caching.semantic
+    rule = CACHING.of(load_semantic(tmp_path, "embeddings: 'local:minilm'").models["helpdesk"]).semantic
 
     assert rule is not None
     assert rule.embeddings == f"local:{tmp_path}/minilm"
-    absolute = load_semantic(tmp_path, f"embeddings: 'local:{tmp_path}/minilm'").models["helpdesk"].caching.semantic
+    absolute = CACHING.of(load_semantic(tmp_path, f"embeddings: 'local:{tmp_path}/minilm'").models["helpdesk"]).semantic
     assert absolute == rule
 
 
@@ -164,7 +164,9 @@ def version_of(folder: Path, old: str = "", new: str = "", cache: str = "default
     """The version of the model `m` with this replaced in its config."""
     assert old in TWO_PROVIDERS
     with_policies(folder, cache=cache)
-    return load_text(folder, TWO_PROVIDERS.replace(old, new, 1) if old else TWO_PROVIDERS).models["m"].caching.version
+    return CACHING.of(
+        load_text(folder, TWO_PROVIDERS.replace(old, new, 1) if old else TWO_PROVIDERS).models["m"]
+    ).version
 
 
 @rows(
@@ -349,7 +351,7 @@ def test_embedding_model_may_be_served_by_a_pattern(tmp_path: Path) -> None:
     """The set of the entry that serves it is what counts: the exact one, else that of the longest pattern."""
     models = HELPDESK + '  "*": {targets: [openai], cache: meaning}\n  "text-*": {targets: [openai], cache: plain}\n'
 
-    rule = load_semantic(tmp_path, "embeddings: text-embedding-3-small", models).models["helpdesk"].caching.semantic
+    rule = CACHING.of(load_semantic(tmp_path, "embeddings: text-embedding-3-small", models).models["helpdesk"]).semantic
 
     assert rule is not None
     assert rule.embeddings == "text-embedding-3-small"
@@ -367,7 +369,7 @@ def test_all_of_a_semantic_sets_needs_are_named_at_once(tmp_path: Path, packages
         f'{where}.embeddings: there is no folder "x", as seen from the config file',
     ]
     packages("numpy")
-    assert load_semantic(tmp_path, "embeddings: embed").models["helpdesk"].caching.semantic is not None
+    assert CACHING.of(load_semantic(tmp_path, "embeddings: embed").models["helpdesk"]).semantic is not None
 
 
 def test_semantic_set_that_nobody_picks_needs_nothing(tmp_path: Path, packages: Packages) -> None:
@@ -422,7 +424,7 @@ def test_description_shows_what_is_kept_and_where(tmp_path: Path) -> None:
     }
     assert shown["models"]["a"]["cache"] == {
         "set": "exact",
-        "version": snapshot.models["a"].caching.version,
+        "version": CACHING.of(snapshot.models["a"]).version,
         "idempotency": {"keep_s": 86400, "lease_s": 30, "max_entry_bytes": 16 * MIB},
         "coalesce": "deterministic",
         "exact": {
@@ -441,4 +443,4 @@ def test_description_shows_what_is_kept_and_where(tmp_path: Path) -> None:
 
 def test_model_made_by_hand_has_the_built_in_set() -> None:
     """With nothing that gives an old answer to who asks for none."""
-    assert Model("m", (), ()).caching == Caching()
+    assert CACHING.of(Model("m", (), ())) == Caching()

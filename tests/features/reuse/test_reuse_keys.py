@@ -23,7 +23,7 @@ from gateway.features.reuse.keys import (
     reads_one_way,
     record_key,
 )
-from gateway.features.reuse.rules import Caching, ExactRule
+from gateway.features.reuse.rules import CACHING, Caching, ExactRule
 from tests.rows import rows
 from tests.support.flow import SPEECH, Bench, ScriptedUpstream
 
@@ -63,7 +63,7 @@ def asking(body: bytes | dict[str, Any], **changes: Any) -> Call:
 
 def exact(call: Call, caching: Caching | None = None) -> bytes:
     assert call.parsed is not None
-    return exact_key(call, call.parsed, caching or call.model.caching)
+    return exact_key(call, call.parsed, caching or CACHING.of(call.model))
 
 
 def flight(call: Call) -> bytes:
@@ -372,7 +372,7 @@ def test_what_is_in_a_file_is_no_boundary(one: Call, other: Call) -> None:
 def test_partitions_are_as_far_apart_as_keys() -> None:
     """Two owners, endpoints or models never compare questions."""
     calls = [asking({"model": "m"}), *(asking({"model": "m"}, **changes) for _, changes in CHANGES)]
-    found = {partition_key(call, call.model.caching, b"rest") for call in calls}
+    found = {partition_key(call, CACHING.of(call.model), b"rest") for call in calls}
 
     assert len(found) == len(calls)
 
