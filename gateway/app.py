@@ -398,7 +398,7 @@ class Gateway:
             if layers.semantic is not None:
                 layers.semantic.forget_here(**decode_selection(detail)._asdict())
 
-        FleetNews(self._clock, shared.news, self._admission, self._draw, on_vector, on_purge)
+        FleetNews(self._clock, shared.news, self._admission, self._draw, {"vector": on_vector, "purge": on_purge})
 
     def _build_jobs(self) -> JobWork | None:
         """Returns durable work over the pipeline; None: the config has none."""

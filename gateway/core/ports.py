@@ -268,25 +268,26 @@ class LimitSource(Protocol):
         ...
 
 
-class NewsItem(NamedTuple):
+class PeerMessage(NamedTuple):
     """One observation of a replica that concerns all replicas."""
 
-    kind: Literal["pause", "quota", "breaker", "hand", "limit", "vector", "purge", "record"]
+    kind: str
+    """What it is about: whoever sends messages of a kind reads them, too."""
     name: str
-    """The name of the gate, account or limit concerned."""
+    """The name of what it is about, such as a gate, an account or a limit."""
     left_s: float
     """The seconds that the news holds from its arrival: replicas' clocks need not agree. 0.0: it is over, or lasts no time."""
     detail: bytes = b""
 
 
-class News(Protocol):
+class PeerBus(Protocol):
     """The messages between replicas. No method raises or waits; without the store no message arrives."""
 
-    def listen(self, listener: Callable[[NewsItem], None]) -> None:
+    def listen(self, listener: Callable[[PeerMessage], None]) -> None:
         """Registers `listener`, called in the loop's thread: first for all news that still hold, then for each new one."""
         ...
 
-    def tell(self, item: NewsItem, *, lasts: bool = False) -> None:
+    def tell(self, item: PeerMessage, *, lasts: bool = False) -> None:
         """Sends the item to all other replicas. `lasts`: also to those that start within its `left_s`; of items with the same
         kind and name the latest end wins.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gateway.core.clock import Clock
 from gateway.core.metrics import Counts, Levels, MetricTable
-from gateway.core.ports import Answers, News, Objects, Records, Store, StoreHealth, VectorRow, Vectors
+from gateway.core.ports import Answers, Objects, PeerBus, Records, Store, StoreHealth, VectorRow, Vectors
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.features.ownership.memory import MemoryObjects
@@ -91,7 +91,7 @@ class SharedStore(Store, Protocol):
     """A store that replicas share."""
 
     leases: Leases
-    news: News
+    news: PeerBus
     runs: RunStore
 
     def on_change(self, changed: Callable[[bool], None]) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from secrets import token_bytes
 
-from gateway.core.ports import Answers, News, Objects, Records, StoreHealth, Vectors
+from gateway.core.ports import Answers, Objects, PeerBus, Records, StoreHealth, Vectors
 from gateway.core.types import StoreBounds
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.ownership.redis import RedisObjects
@@ -74,7 +74,7 @@ class RedisStore:
         self._objects = RedisObjects(link, self._background, now_text, bounds.objects)
         self.objects: Objects = self._objects
         self.leases: Leases = self._leases
-        self.news: News = self._news
+        self.news: PeerBus = self._news
         self.runs: RunStore = SharedRunRecords(link, self.replica_id.hex())
         link.on_change(self._changed)
 

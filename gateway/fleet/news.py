@@ -32,7 +32,7 @@ from gateway.core.health.breaker import Breaker
 from gateway.core.health.target_health import Account, FleetView
 from gateway.core.limits.headers import Learned
 from gateway.core.limits.target_limits import BURST, Gate
-from gateway.core.ports import News, NewsItem
+from gateway.core.ports import PeerBus, PeerMessage
 
 # --- the format: what news of breakers, hands and limits says in detail, as bytes and back ---
 
@@ -163,7 +163,7 @@ class _Unmet(NamedTuple):
 
     ends_at: float
     order: int
-    item: NewsItem
+    item: PeerMessage
 
 
 class UnmetNews:
@@ -175,7 +175,7 @@ class UnmetNews:
         self.items: dict[About, _Unmet] = {}
         self._orders = count()
 
-    def keep(self, item: NewsItem, now: float) -> None:
+    def keep(self, item: PeerMessage, now: float) -> None:
         """Keeps the item in place of an older one of its kind; one that is over drops that."""
         about = item.kind, item.name
         if not item.left_s:
@@ -186,7 +186,7 @@ class UnmetNews:
         if len(self.items) < MOST_KEPT:
             self.items[about] = _Unmet(now + item.left_s, next(self._orders), item)
 
-    def take(self, name: str, now: float) -> list[NewsItem]:
+    def take(self, name: str, now: float) -> list[PeerMessage]:
         """Takes out what was kept for the name and returns what of it is not over, in the order in which it came."""
         if not self.items:
             return []
@@ -227,7 +227,7 @@ class HandNews:
 
     __slots__ = ("_began_at", "_clock", "_ends", "_gates", "_has_reminder", "_health", "_news", "acts")
 
-    def __init__(self, clock: Clock, news: News, admission: Admission, ends: KnownEnds) -> None:
+    def __init__(self, clock: Clock, news: PeerBus, admission: Admission, ends: KnownEnds) -> None:
         """`ends` is what is known of pauses, quotas and breakers: closing by hand ends them."""
         self._clock = clock
         self._news = news
@@ -263,7 +263,7 @@ class HandNews:
             self._clock.call_at(self._clock.monotonic() + REMIND_S, self._remind)
 
     def _publish_act(self, name: str, act: _Act, left_s: float) -> None:
-        self._news.tell(NewsItem("hand", name, left_s, write_hand(act.to, act.token)), lasts=True)
+        self._news.tell(PeerMessage("hand", name, left_s, write_hand(act.to, act.token)), lasts=True)
 
     def _remind(self) -> None:
         """Reports to the store again what holds by hand, in case it has lost it; one that has kept it passes nothing on."""
@@ -283,11 +283,13 @@ class HandNews:
     def _publish_over(self, name: str) -> None:
         """Withdraws news that would keep replicas that start later away."""
         self._ends.forget(*ENDS, name=name)
-        self._news.tell(NewsItem("pause", name, 0.0), lasts=True)
-        self._news.tell(NewsItem("quota", name, 0.0), lasts=True)
-        self._news.tell(NewsItem("breaker", name, 0.0, write_move(BreakerMove(False, 0, "closed by hand"))), lasts=True)
+        self._news.tell(PeerMessage("pause", name, 0.0), lasts=True)
+        self._news.tell(PeerMessage("quota", name, 0.0), lasts=True)
+        self._news.tell(
+            PeerMessage("breaker", name, 0.0, write_move(BreakerMove(False, 0, "closed by hand"))), lasts=True
+        )
 
-    def on_item(self, item: NewsItem) -> bool:
+    def on_item(self, item: PeerMessage) -> bool:
         """Does what a person has done at another replica; returns False for a name that is not known here."""
         read = read_hand(item.detail)
         if read is None:
@@ -359,20 +361,19 @@ class FleetNews:
     def __init__(
         self,
         clock: Clock,
-        news: News,
+        news: PeerBus,
         admission: Admission,
         draw: Callable[[], float],
-        on_vector: Handler | None = None,
-        on_purge: Handler | None = None,
+        handlers: Mapping[str, Handler] | None = None,
     ) -> None:
-        """`draw` gives uniform numbers from [0, 1); the handlers get the details of news that is about other things."""
+        """`draw` gives uniform numbers from [0, 1); the handlers get, by kind, the details of news that products send."""
         self._clock = clock
         self._news = news
         self._gates = admission.gates
         self._health = admission.health
         self._queue = admission.queue
         self._turns = ProbeTurns(clock, news, self._gates, self._health, self._queue, draw)
-        self._handlers = {"vector": on_vector, "purge": on_purge}
+        self._handlers = {} if handlers is None else handlers
         self._ends = KnownEnds()
         self._limits: dict[str, KnownLimits] = {}
         self._hands = HandNews(clock, news, admission, self._ends)
@@ -402,19 +403,19 @@ class FleetNews:
                 is_new = True
         if is_new and known.limits:
             known.at = now
-            self._news.tell(NewsItem("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
+            self._news.tell(PeerMessage("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
 
     def burst(self, name: str, burst: float, now: float) -> None:
         known = self._known(name)
         if known.changes(BURST, (burst, _MINUTE_S)):
             known.at = now
-            self._news.tell(NewsItem("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
+            self._news.tell(PeerMessage("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
 
     def _publish_end(self, kind: Literal["pause", "quota"], name: str, left_s: float, now: float) -> None:
         end = self._ends.get((kind, name))
         if now + left_s > end + max(GRAIN_S, GRAIN * left_s):
             self._ends.note((kind, name), now + left_s, now)
-            self._news.tell(NewsItem(kind, name, left_s), lasts=True)
+            self._news.tell(PeerMessage(kind, name, left_s), lasts=True)
 
     def _breaker_changed(self, name: str, state: str, reason: str) -> None:
         breaker = self._breaker(name)
@@ -433,11 +434,11 @@ class FleetNews:
             self._ends.note(("breaker", name), now + left_s, now)
         is_refused = account is not None and account.is_refused
         move = BreakerMove(is_open, breaker.ejections, reason, is_refused, breaker.failure_rate(now))
-        self._news.tell(NewsItem("breaker", name, left_s, write_move(move)), lasts=True)
+        self._news.tell(PeerMessage("breaker", name, left_s, write_move(move)), lasts=True)
 
     # What is received.
 
-    def on_item(self, item: NewsItem) -> None:
+    def on_item(self, item: PeerMessage) -> None:
         """Acts on the news of another replica."""
         if not 0.0 <= item.left_s < inf:
             return
@@ -452,7 +453,7 @@ class FleetNews:
         elif item.kind in ("pause", "quota", "limit"):
             self._take_gate(item)
 
-    def _take_gate(self, item: NewsItem) -> None:
+    def _take_gate(self, item: PeerMessage) -> None:
         line = self._gates.lines.get(item.name)
         if line is None:
             self._unmet.keep(item, self._clock.monotonic())
@@ -468,14 +469,14 @@ class FleetNews:
                 gate.peer_exhausted(item.left_s, now)
                 self._queue.shut(line)
 
-    def _take_limits(self, gate: Gate, item: NewsItem, now: float) -> None:
+    def _take_limits(self, gate: Gate, item: PeerMessage, now: float) -> None:
         known = self._known(gate.name)
         known.at = now
         for name, amount in read_limits(item.detail).items():
             if known.changes(name, amount):
                 gate.peer_learned(name, *amount, now)
 
-    def _take_move(self, item: NewsItem) -> None:
+    def _take_move(self, item: PeerMessage) -> None:
         move, breaker = read_move(item.detail), self._breaker(item.name)
         if breaker is None or move is None:
             self._unmet.keep(item, self._clock.monotonic())
@@ -553,7 +554,7 @@ class ProbeTurns:
     def __init__(
         self,
         clock: Clock,
-        news: News,
+        news: PeerBus,
         gates: Gates,
         health: HealthPropagation,
         queue: DelayQueue,

@@ -18,7 +18,7 @@ from math import inf
 from struct import Struct, error
 from typing import Any, cast
 
-from gateway.core.ports import Later, NewsItem
+from gateway.core.ports import Later, PeerMessage
 from gateway.drivers.redis.link import Link, StoreRefused, load_script
 from gateway.features.reuse.redis_lru import WallTime
 from gateway.fleet.lease import LeaseAsk, LeaseReply
@@ -190,7 +190,7 @@ AGAIN_S = 0.2
 
 _LENGTHS = Struct(">BBH")
 About = tuple[str, str]
-Listener = Callable[[NewsItem], None]
+Listener = Callable[[PeerMessage], None]
 MEMORY_S = 30.0
 """Seconds for which a reported server time counts, at least; twice as long at most."""
 
@@ -229,7 +229,7 @@ class ServerTime:
 
 
 class RedisNews:
-    """Implements `gateway.core.ports.News` for one event loop; `monotonic` is any clock that counts seconds.
+    """Implements `gateway.core.ports.PeerBus` for one event loop; `monotonic` is any clock that counts seconds.
 
     Invariants: no method raises or waits; after each subscription the kept news are delivered first, in the order of their
     sending; lasting news that could not be sent are sent as soon as the store is back.
@@ -247,8 +247,8 @@ class RedisNews:
         self._tell_script, self._stored_script = load_script("news_tell"), load_script("news_kept")
         self._take, self._give = load_script("news_slot"), load_script("news_give")
         self._listeners: list[Listener] = []
-        self._delayed: dict[About, tuple[float, NewsItem]] = {}
-        self._telling: dict[About, NewsItem] = {}  # of what lasts, the last that is on its way
+        self._delayed: dict[About, tuple[float, PeerMessage]] = {}
+        self._telling: dict[About, PeerMessage] = {}  # of what lasts, the last that is on its way
         self._held_back: list[bytes] | None = None  # a list while what is kept is read
         self._has_to_read = False
         self._is_closed = False
@@ -279,7 +279,7 @@ class RedisNews:
         if not is_first and self._subscription is not None:
             self._joined()
 
-    def tell(self, item: NewsItem, *, lasts: bool = False) -> None:
+    def tell(self, item: PeerMessage, *, lasts: bool = False) -> None:
         """Sends news to all other replicas; `lasts`: also to replicas that subscribe within its `left_s`.
 
         Of lasting news of the same kind and name the latest end wins; news with `left_s` 0 end them.
@@ -291,7 +291,7 @@ class RedisNews:
         elif lasts:
             self._delay(item)
 
-    def _send(self, item: NewsItem, lasts: bool) -> None:
+    def _send(self, item: PeerMessage, lasts: bool) -> None:
         about = item[:2]
         if lasts:
             self._telling[about] = item
@@ -301,7 +301,7 @@ class RedisNews:
         since = self._monotonic()
         self._link.run(self._tell_script, self._keys, args).add_done_callback(partial(self._sent, item, lasts, since))
 
-    def _sent(self, item: NewsItem, lasts: bool, since: float, answer: asyncio.Future[bytes]) -> None:
+    def _sent(self, item: PeerMessage, lasts: bool, since: float, answer: asyncio.Future[bytes]) -> None:
         reply = _reply_of(answer)
         if reply is not None:
             self._time.observe(float(reply))
@@ -313,7 +313,7 @@ class RedisNews:
             if not item.left_s or left_s > 0:
                 self._delay(item._replace(left_s=max(0.0, left_s)))
 
-    def _delay(self, item: NewsItem) -> None:
+    def _delay(self, item: PeerMessage) -> None:
         """Keeps the news until the store is back."""
         if len(self._delayed) >= MOST_DELAYED:
             del self._delayed[next(iter(self._delayed))]
@@ -364,11 +364,11 @@ class RedisNews:
         item = self._read_message(message)
         for listener in self._listeners if item is not None else ():
             try:
-                listener(cast("NewsItem", item))
+                listener(cast("PeerMessage", item))
             except Exception:  # a listener's defect must not end the subscription
                 log.exception("news of %r could not be taken", item and item.kind)
 
-    def _read_message(self, message: bytes) -> NewsItem | None:
+    def _read_message(self, message: bytes) -> PeerMessage | None:
         """Returns the news of a message; None for this replica's own, for news that are over, and for unreadable ones."""
         try:
             sent_at, ends_at, body = message.split(b" ", 2)
@@ -441,12 +441,12 @@ def _pass_on(reply: asyncio.Future[bool], answer: asyncio.Future[int]) -> None:
         reply.set_result(result is None or result == 1)
 
 
-def _write(sender: bytes, item: NewsItem) -> bytes:
+def _write(sender: bytes, item: PeerMessage) -> bytes:
     kind, name = item.kind.encode(), item.name.encode()
     return _LENGTHS.pack(len(sender), len(kind), len(name)) + sender + kind + name + item.detail
 
 
-def _parse(body: bytes) -> tuple[bytes, NewsItem]:
+def _parse(body: bytes) -> tuple[bytes, PeerMessage]:
     """Returns the sender and the news, without its time. Raises ValueError or struct.error."""
     (*lengths,) = _LENGTHS.unpack_from(body)
     parts, at = [], _LENGTHS.size
@@ -456,7 +456,7 @@ def _parse(body: bytes) -> tuple[bytes, NewsItem]:
     if at > len(body):
         raise ValueError("the message is cut off")
     sender, kind, name = parts
-    return sender, NewsItem(cast("Any", kind.decode()), name.decode(), 0.0, body[at:])
+    return sender, PeerMessage(kind.decode(), name.decode(), 0.0, body[at:])
 
 
 # --- the register of names whose entries are in slots of their own ---

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.ports import NewsItem
+from gateway.core.ports import PeerMessage
 from gateway.drivers.redis_store import RedisStore
 from gateway.fleet.lease import SharedState
 from tests.support.conformance import KIB, ROOMY, digest, entries, kept, row, settle
@@ -69,7 +69,7 @@ async def test_what_one_replica_kept_another_has(replica: Replica) -> None:
 
 async def test_rows_and_purges_are_told_to_those_who_listen(replica: Replica) -> None:
     """They have the partition in memory, and would not ask for it again."""
-    first, second, heard = replica(), replica(), list[NewsItem]()
+    first, second, heard = replica(), replica(), list[PeerMessage]()
     second.news.listen(heard.append)
     await asyncio.gather(first.start(), second.start())
 

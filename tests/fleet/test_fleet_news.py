@@ -13,7 +13,7 @@ from gateway.core.admission.gates import MOST_NAMED
 from gateway.core.health.detector import BreakerRules
 from gateway.core.health.target_health import FleetView
 from gateway.core.limits.headers import Learned, Reading
-from gateway.core.ports import NewsItem
+from gateway.core.ports import PeerMessage
 from gateway.core.snapshot import Counting, Model, Target
 from gateway.core.types import LANES
 from gateway.fleet import news
@@ -114,7 +114,7 @@ def test_the_longest_pause_wins() -> None:
         await group.hop()
 
         assert [gate.pauses.ends_at - clock.now for gate in group.gates()] == pytest.approx([9.0] * 3, abs=0.02)
-        group.replicas[0].gossip.on_item(NewsItem("pause", "p0/m", 1.0))
+        group.replicas[0].gossip.on_item(PeerMessage("pause", "p0/m", 1.0))
         assert group.gates()[0].pauses.ends_at - clock.now > 8.0
         await group.settle()
 
@@ -331,7 +331,7 @@ def test_news_of_an_account_that_is_not_configured_yet_waits_for_it() -> None:
         group = fleet(clock, size=1)
         (replica,) = group.replicas
         replica.gossip.on_item(
-            NewsItem("breaker", "two", 20.0, write_move(BreakerMove(True, 1, "refused", is_refused=True)))
+            PeerMessage("breaker", "two", 20.0, write_move(BreakerMove(True, 1, "refused", is_refused=True)))
         )
         target = replace(wildcard(replica), name="p2/m", model="m", account="two")
         policy = replica.bench.policy
@@ -351,11 +351,11 @@ def test_what_is_remembered_of_unknown_gates_is_bounded() -> None:
         group = fleet(clock, size=1)
         heard = group.replicas[0].gossip
         for number in range(MOST_KEPT + 500):
-            heard.on_item(NewsItem("pause", f"elsewhere/{number}", 5.0))
+            heard.on_item(PeerMessage("pause", f"elsewhere/{number}", 5.0))
         assert len(heard._unmet.items) == MOST_KEPT
 
         await asyncio.sleep(6.0)
-        heard.on_item(NewsItem("pause", "elsewhere/new", 5.0))
+        heard.on_item(PeerMessage("pause", "elsewhere/new", 5.0))
 
         assert len(heard._unmet.items) == 1
         await group.settle()
@@ -399,19 +399,19 @@ def test_nothing_of_a_callers_own_credential_is_told() -> None:
 @rows(
     "item",
     [
-        NewsItem("pause", "p0/m", -1.0),
-        NewsItem("pause", "p0/m", float("nan")),
-        NewsItem("quota", "p0/m", float("inf")),
-        NewsItem("breaker", "p0/m", 5.0, b"?"),
-        NewsItem("breaker", "p0/m", 5.0, b""),
-        NewsItem("hand", "p0/m", 5.0, b"explode 1234"),
-        NewsItem("hand", "p0/m", 5.0, b"\xff"),
-        NewsItem("limit", "p0/m", 5.0, b"requests_per_min=nan/60;tokens_per_min=-1/60;x=1/60;y"),
-        NewsItem("vector", "p0/m", 5.0, b"nobody listens"),
-        NewsItem("record", "p0/m", 5.0, b"nor here"),
+        PeerMessage("pause", "p0/m", -1.0),
+        PeerMessage("pause", "p0/m", float("nan")),
+        PeerMessage("quota", "p0/m", float("inf")),
+        PeerMessage("breaker", "p0/m", 5.0, b"?"),
+        PeerMessage("breaker", "p0/m", 5.0, b""),
+        PeerMessage("hand", "p0/m", 5.0, b"explode 1234"),
+        PeerMessage("hand", "p0/m", 5.0, b"\xff"),
+        PeerMessage("limit", "p0/m", 5.0, b"requests_per_min=nan/60;tokens_per_min=-1/60;x=1/60;y"),
+        PeerMessage("vector", "p0/m", 5.0, b"nobody listens"),
+        PeerMessage("record", "p0/m", 5.0, b"nor here"),
     ],
 )
-def test_what_makes_no_sense_changes_nothing(item: NewsItem) -> None:
+def test_what_makes_no_sense_changes_nothing(item: PeerMessage) -> None:
     """Another release's, or garbage."""
 
     async def story(clock: LoopClock) -> None:
@@ -445,9 +445,11 @@ def test_other_news_goes_to_those_whom_it_concerns() -> None:
         heard: list[bytes] = []
         replica = Replica([answers_provider()], clock)
         bus = Bus(clock)
-        FleetNews(clock, BusNews(bus, 0), replica.admission, lambda: 0.5, heard.append, heard.append)
-        bus.tell(1, NewsItem("vector", "v", 0.0, b"one"), lasts=False)
-        bus.tell(1, NewsItem("purge", "p", 0.0, b"two"), lasts=False)
+        FleetNews(
+            clock, BusNews(bus, 0), replica.admission, lambda: 0.5, {"vector": heard.append, "purge": heard.append}
+        )
+        bus.tell(1, PeerMessage("vector", "v", 0.0, b"one"), lasts=False)
+        bus.tell(1, PeerMessage("purge", "p", 0.0, b"two"), lasts=False)
         await asyncio.sleep(0.1)
 
         assert heard == [b"one", b"two"]
@@ -489,7 +491,7 @@ def test_an_open_one_stays_open_for_the_longest() -> None:
         FleetView(group.breakers()[0]).peer_opened(clock.now + 1.0, 1, "less", clock.now)
         assert group.breakers()[0].probe_at == pytest.approx(1004.0, abs=0.01)
 
-        group.replicas[0].gossip.on_item(NewsItem("breaker", "p0/m", 30.0, write_move(BreakerMove(True, 4, "more"))))
+        group.replicas[0].gossip.on_item(PeerMessage("breaker", "p0/m", 30.0, write_move(BreakerMove(True, 4, "more"))))
 
         assert group.breakers()[0].probe_at - clock.now == pytest.approx(30.0)
         assert group.breakers()[0].ejections == 4
@@ -581,7 +583,7 @@ def test_who_waits_for_a_probe_that_is_put_off_is_sent_on() -> None:
         call = replica.start()
         await asyncio.sleep(0.02)
         assert not call.done()
-        replica.gossip.on_item(NewsItem("breaker", "p0/m", 25.0, write_move(BreakerMove(True, 2, "a probe failed"))))
+        replica.gossip.on_item(PeerMessage("breaker", "p0/m", 25.0, write_move(BreakerMove(True, 2, "a probe failed"))))
         told = await call
 
         assert told.result == "circuit_open"
@@ -631,7 +633,7 @@ def test_a_refused_credential_is_refused_for_all() -> None:
         assert len(group.bus.told) == 1
 
         group.replicas[1].gossip.on_item(
-            NewsItem("breaker", "one", 0.0, write_move(BreakerMove(False, 1, "3 probes succeeded")))
+            PeerMessage("breaker", "one", 0.0, write_move(BreakerMove(False, 1, "3 probes succeeded")))
         )
         assert (accounts[1].breaker.state, accounts[1].is_refused) == ("closed", False)
         await group.settle()
@@ -725,10 +727,10 @@ def test_the_last_act_counts_though_an_older_one_is_heard_later() -> None:
         (replica,) = group.replicas
         await asyncio.sleep(100)
         replica.admission.health.force("p0/m", "drained")
-        replica.gossip.on_item(NewsItem("hand", "p0/m", HAND_S - 50.0, write_hand("closed", "aa")))
+        replica.gossip.on_item(PeerMessage("hand", "p0/m", HAND_S - 50.0, write_hand("closed", "aa")))
         assert group.states() == ["drained"]
 
-        replica.gossip.on_item(NewsItem("hand", "p0/m", HAND_S, write_hand("closed", "bb")))
+        replica.gossip.on_item(PeerMessage("hand", "p0/m", HAND_S, write_hand("closed", "bb")))
         assert group.states() == ["closed"]
         await group.settle()
 

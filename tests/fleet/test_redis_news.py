@@ -11,14 +11,14 @@ from itertools import count
 
 import pytest
 
-from gateway.core.ports import NewsItem
+from gateway.core.ports import PeerMessage
 from gateway.drivers.redis.link import Link
 from gateway.fleet.lease import SharedState
 from gateway.fleet.redis import MEMORY_S, MOST_DELAYED, MOST_KEPT, OVER_S, RedisNews, ServerTime
 from tests.support.redis_servers import RedisServer, proxied, redis_cluster, redis_server
 
 PATIENT_S, BRISK_S = 5.0, 0.3
-PAUSE = NewsItem("pause", "openai/gpt-4o", 60.0)
+PAUSE = PeerMessage("pause", "openai/gpt-4o", 60.0)
 NAMES = count()
 
 
@@ -40,7 +40,7 @@ class Replica:
 
     link: Link
     news: RedisNews
-    heard: list[NewsItem] = field(default_factory=list)
+    heard: list[PeerMessage] = field(default_factory=list)
 
     def names(self) -> list[str]:
         return [item.name for item in self.heard]
@@ -100,7 +100,7 @@ async def told(*replicas: Replica) -> None:
     """Until whatever was told before is heard by all that hear anything: one after the other, in order."""
     for replica in replicas:
         mark = f"mark-{next(NAMES)}"
-        replica.news.tell(NewsItem("record", mark, 0.0))
+        replica.news.tell(PeerMessage("record", mark, 0.0))
         others = [other for other in replicas if other is not replica]
         await until(lambda: all(mark in other.names() for other in others))  # noqa: B023 - awaited at once
     for replica in replicas:
@@ -113,9 +113,9 @@ async def told(*replicas: Replica) -> None:
 async def test_all_others_hear_it_and_nobody_hears_himself(server: RedisServer, namespace: str) -> None:
     """Once each, as it was told, with what is left of its time."""
     async with fleet(server, namespace) as replicas:
-        item = NewsItem("breaker", "ünï code/\x00 {tag} *", 60.0, b"\x00 detail 1 2 \xff")
+        item = PeerMessage("breaker", "ünï code/\x00 {tag} *", 60.0, b"\x00 detail 1 2 \xff")
         replicas[0].news.tell(item, lasts=True)
-        replicas[0].news.tell(NewsItem("vector", "", 0.0))
+        replicas[0].news.tell(PeerMessage("vector", "", 0.0))
         await told(*replicas)
 
         assert replicas[0].heard == []
@@ -123,7 +123,7 @@ async def test_all_others_hear_it_and_nobody_hears_himself(server: RedisServer, 
             first, second = replica.heard
             assert (first.kind, first.name, first.detail) == (item.kind, item.name, item.detail)
             assert 59.0 < first.left_s <= 60.0
-            assert second == NewsItem("vector", "", 0.0)
+            assert second == PeerMessage("vector", "", 0.0)
 
 
 async def test_another_namespace_hears_nothing(server: RedisServer, namespace: str) -> None:
@@ -152,13 +152,13 @@ async def test_a_listener_that_fails_disturbs_nobody(
 ) -> None:
     """Neither the other listener nor what comes next."""
 
-    def fail(_: NewsItem) -> None:
+    def fail(_: PeerMessage) -> None:
         raise RuntimeError("a defect")
 
     async with fleet(server, namespace, 2) as (one, other):
         other.news._listeners.insert(0, fail)
         one.news.tell(PAUSE)
-        one.news.tell(NewsItem("quota", "a", 5.0))
+        one.news.tell(PeerMessage("quota", "a", 5.0))
         await until(lambda: len(other.heard) == 2)
 
     assert "could not be taken" in caplog.text
@@ -215,7 +215,7 @@ async def test_what_lasts_is_heard_in_the_order_in_which_it_was_told(server: Red
     lasting = [("hand", 5000.0), ("pause", 50.0), ("quota", 500.0), ("limit", 100.0)]
     async with joined(server.url, namespace) as first:
         for kind, left_s in lasting:
-            first.news.tell(NewsItem(kind, "p/m", left_s), lasts=True)  # type: ignore[arg-type]  # these are its words
+            first.news.tell(PeerMessage(kind, "p/m", left_s), lasts=True)
             await until(lambda: not first.news._telling)
         async with joined(server.url, namespace) as late:
             await until(lambda: len(late.heard) == 4)
@@ -266,7 +266,7 @@ async def test_who_was_cut_off_catches_up(server: RedisServer, namespace: str) -
         await until(lambda: cut.heard)
 
         assert {item.name for item in cut.heard} == {PAUSE.name}
-        one.news.tell(NewsItem("quota", "after", 5.0))
+        one.news.tell(PeerMessage("quota", "after", 5.0))
         await until(lambda: "after" in cut.names())
 
 
@@ -291,7 +291,7 @@ async def test_what_is_kept_is_bounded(server: RedisServer, namespace: str) -> N
     """What ends first goes first; and what is over goes with what comes."""
     async with joined(server.url, namespace) as one:
         for number in range(MOST_KEPT + 100):
-            one.news.tell(NewsItem("pause", f"m{number}", 60.0 + number), lasts=True)
+            one.news.tell(PeerMessage("pause", f"m{number}", 60.0 + number), lasts=True)
         await until(lambda: not one.news._telling)
         hash_key, ends_key = one.news._keys
         with server.client() as client:
@@ -299,7 +299,7 @@ async def test_what_is_kept_is_bounded(server: RedisServer, namespace: str) -> N
             assert client.zrange(ends_key, 0, 0, withscores=True)[0][1] > time.time() + 150
 
             client.zadd(ends_key, dict.fromkeys(client.zrange(ends_key, 0, 49), 1.0))
-            one.news.tell(NewsItem("pause", "new", 60.0), lasts=True)
+            one.news.tell(PeerMessage("pause", "new", 60.0), lasts=True)
             await until(lambda: not one.news._telling)
             assert client.zcard(ends_key) == client.hlen(hash_key) == MOST_KEPT - 49
 
@@ -432,7 +432,7 @@ async def test_what_is_put_off_is_bounded(namespace: str) -> None:
     """The oldest goes first."""
     async with joined("redis://127.0.0.1:1/0", namespace, waits=False, timeout_s=0.02) as alone:
         for number in range(MOST_DELAYED + 10):
-            alone.news.tell(NewsItem("pause", f"m{number}", 60.0), lasts=True)
+            alone.news.tell(PeerMessage("pause", f"m{number}", 60.0), lasts=True)
 
         assert len(alone.news._delayed) == MOST_DELAYED
         assert ("pause", "m9") not in alone.news._delayed
@@ -486,7 +486,7 @@ async def test_what_is_kept_is_read_later_if_it_cannot_be_read_now(
         run, two.link.run = two.link.run, lambda *_: lost  # type: ignore[method-assign]  # a link that waits
         two.news._joined()
         two.link.run = run  # type: ignore[method-assign]  # its own again
-        one.news.tell(NewsItem("quota", "meanwhile", 5.0))
+        one.news.tell(PeerMessage("quota", "meanwhile", 5.0))
         await until(lambda: two.news._held_back)
         lost.set_exception(ConnectionError("lost"))
         await until(lambda: len(two.heard) == 2)
@@ -529,7 +529,7 @@ async def test_time_goes_on_while_an_answer_is_waited_for(server: RedisServer, n
             "long": 60.0,
             "over": 10.0 + OVER_S,
         }
-        sent: list[NewsItem] = []
+        sent: list[PeerMessage] = []
         one.news._send = lambda item, lasts: sent.append(item)  # type: ignore[method-assign]  # to see it
         here[0] = 65.0
         one.news._send_delayed()
@@ -568,7 +568,7 @@ async def test_a_second_listener_and_a_second_joining_hear_what_lasts(server: Re
     async with fleet(server, namespace, 2) as (one, two):
         one.news.tell(PAUSE, lasts=True)
         await told(one, two)
-        second: list[NewsItem] = []
+        second: list[PeerMessage] = []
         two.news.listen(second.append)
         two.news._joined()  # while what is kept is read
         two.heard.clear()

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.core.limits.target_limits import Gate
-from gateway.core.ports import NewsItem
+from gateway.core.ports import PeerMessage
 from gateway.drivers.redis.link import Link
 from gateway.fleet.lease import SharedState
 from gateway.fleet.news import FleetNews
@@ -38,7 +38,7 @@ async def test_news_reaches_all_replicas_within_50_ms(report: Report) -> None:
             await _all_hear(replicas, delays)
             for number in range(ITEMS):
                 told_at = repr(time.perf_counter()).encode()
-                item = NewsItem("pause", f"provider/model-{number}", 60.0, told_at)
+                item = PeerMessage("pause", f"provider/model-{number}", 60.0, told_at)
                 replicas[number % REPLICAS].tell(item, lasts=True)
                 await asyncio.sleep(0.002)
             await until(lambda: len(delays) == ITEMS * (REPLICAS - 1))
@@ -113,6 +113,6 @@ async def _all_hear(replicas: list[RedisNews], delays: list[float]) -> None:
         async with asyncio.timeout(10):
             while len(listeners) > len(delays):
                 delays.clear()
-                teller.tell(NewsItem("record", "", 0.0, repr(time.perf_counter()).encode()))
+                teller.tell(PeerMessage("record", "", 0.0, repr(time.perf_counter()).encode()))
                 await asyncio.sleep(0.05)
         delays.clear()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gateway.core.health.breaker import Breaker
 from gateway.core.limits.target_limits import Gate
-from gateway.core.ports import Later, NewsItem
+from gateway.core.ports import Later, PeerMessage
 from gateway.fleet.news import FleetNews
 from tests.support.outage import City, Fate, Provider
 from tests.support.virtual import LoopClock
@@ -22,7 +22,7 @@ class Told(NamedTuple):
 
     who: int
     at: float
-    item: NewsItem
+    item: PeerMessage
 
 
 class Bus:
@@ -32,16 +32,16 @@ class Bus:
         self.clock = clock
         self.is_up = True
         self.told: list[Told] = []
-        self.kept: dict[tuple[str, str], tuple[float, NewsItem]] = {}
+        self.kept: dict[tuple[str, str], tuple[float, PeerMessage]] = {}
         """Until when, and what; what was told last comes last."""
         self.slots: dict[str, tuple[int, float]] = {}
         self.taken: list[tuple[int, str, bool]] = []
-        self.members: dict[int, Callable[[NewsItem], None]] = {}
+        self.members: dict[int, Callable[[PeerMessage], None]] = {}
 
     def later(self, callback: Callable[[], object]) -> None:
         asyncio.get_running_loop().call_later(HOP_S, callback)
 
-    def tell(self, who: int, item: NewsItem, *, lasts: bool) -> None:
+    def tell(self, who: int, item: PeerMessage, *, lasts: bool) -> None:
         self.told.append(Told(who, self.clock.now, item))
         about, ends_at = (item.kind, item.name), self.clock.now + item.left_s
         if lasts and not item.left_s:
@@ -78,13 +78,13 @@ class BusNews:
         self._bus = bus
         self._who = who
 
-    def listen(self, heard: Callable[[NewsItem], None]) -> None:
+    def listen(self, heard: Callable[[PeerMessage], None]) -> None:
         self._bus.members[self._who] = heard
         for ends_at, item in [*self._bus.kept.values()]:
             if ends_at > self._bus.clock.now:
                 heard(item._replace(left_s=ends_at - self._bus.clock.now))
 
-    def tell(self, item: NewsItem, *, lasts: bool = False) -> None:
+    def tell(self, item: PeerMessage, *, lasts: bool = False) -> None:
         if self._bus.is_up:
             self._bus.tell(self._who, item, lasts=lasts)
 
@@ -174,8 +174,8 @@ class Fleet:
 class _Silence:
     """Of the dead."""
 
-    def listen(self, heard: Callable[[NewsItem], None]) -> None: ...
-    def tell(self, item: NewsItem, *, lasts: bool = False) -> None: ...
+    def listen(self, heard: Callable[[PeerMessage], None]) -> None: ...
+    def tell(self, item: PeerMessage, *, lasts: bool = False) -> None: ...
     def take_slot(self, name: str, for_s: float) -> Later[bool]:
         return False
 

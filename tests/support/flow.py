@@ -31,6 +31,7 @@ from gateway.core.types import (
     UpstreamFailed,
 )
 from gateway.drivers.opening import MemoryStore
+from gateway.features.grouping.service import GroupMetrics
 from gateway.features.output.service import OutputMetrics
 from gateway.features.reuse.rules import CACHING, Caching
 from gateway.features.runs.rules import RunPart
@@ -181,6 +182,7 @@ class Recorder:
     waits: list[tuple[str, float]] = field(default_factory=list)
     denied: list[str] = field(default_factory=list)
     output_metrics: OutputMetrics = field(default_factory=OutputMetrics)
+    group_metrics: GroupMetrics = field(default_factory=GroupMetrics)
     moves: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -254,7 +256,13 @@ class Bench:
         """Makes the pipeline anew, with all products around its calls."""
         assert self.store is not None
         self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
-        self.products = install_products(self.pipeline, self.store, runs=runs, output_metrics=self.meter.output_metrics)
+        self.products = install_products(
+            self.pipeline,
+            self.store,
+            runs=runs,
+            output_metrics=self.meter.output_metrics,
+            group_metrics=self.meter.group_metrics,
+        )
 
     @property
     def account(self) -> CallRecord:

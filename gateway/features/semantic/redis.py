@@ -14,7 +14,7 @@ from functools import partial
 from struct import Struct, error
 from typing import Any
 
-from gateway.core.ports import Later, News, NewsItem, VectorRow
+from gateway.core.ports import Later, PeerBus, PeerMessage, VectorRow
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.reuse.memory import CLOCKS_AGREE_S
 from gateway.features.reuse.redis_answers import (
@@ -87,7 +87,13 @@ class RedisVectors:
     """Implements `gateway.core.ports.Vectors`."""
 
     def __init__(
-        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: WallTime, most: int, news: News
+        self,
+        link: Link,
+        background: BackgroundTasks,
+        wall: Callable[[], float],
+        now: WallTime,
+        most: int,
+        news: PeerBus,
     ) -> None:
         self._link = link
         self._background = background
@@ -108,7 +114,7 @@ class RedisVectors:
         if not self._link.is_up or left_s <= 0:
             return None
         data = encode_row(row)
-        self._news.tell(NewsItem("vector", row.partition.hex(), left_s, encode_news(data, left_s)))
+        self._news.tell(PeerMessage("vector", row.partition.hex(), left_s, encode_news(data, left_s)))
         return self._background.start(self._add(row, data, left_s))
 
     def load(self, partition: bytes, most: int) -> Later[Sequence[VectorRow]]:
@@ -212,7 +218,7 @@ class RedisVectors:
         """Forgets in every partition that some replica has. Raises StoreGone."""
         count = await self._forget_in([*self._lrus], selection)
         count += sum([await self._forget_in(names, selection) async for names in self._partitions.pages()])
-        self._news.tell(NewsItem("purge", "", PURGE_S, encode_selection(selection)))
+        self._news.tell(PeerMessage("purge", "", PURGE_S, encode_selection(selection)))
         return count
 
     async def _forget_in(self, partitions: Sequence[bytes], selection: Selection) -> int:

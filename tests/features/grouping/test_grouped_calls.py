@@ -416,3 +416,15 @@ def test_moderations_go_together_too() -> None:
         assert stage.provider.sizes == [2]
 
     play(story)
+
+
+def test_a_group_is_counted_once_and_so_is_each_of_its_calls() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.ask_all("a", "bb", "ccc")
+        await stage.ask_all("a", "bb")
+        metrics = stage.bench.meter.group_metrics
+        assert stage.provider.sizes == [3, 2]
+        assert dict(metrics.groups.totals) == {("m",): 2}
+        assert dict(metrics.grouped_calls.totals) == {("m",): 5}
+
+    play(story)

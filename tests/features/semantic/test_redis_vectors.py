@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.ports import NewsItem, VectorRow
+from gateway.core.ports import PeerMessage, VectorRow
 from gateway.drivers import redis_store as redis
 from gateway.drivers.redis_store import RedisStore
 from gateway.features.reuse.redis_answers import Selection, decode_selection
@@ -67,7 +67,7 @@ async def test_a_purge_reaches_partitions_that_this_replica_never_saw(lends: Len
 
 async def test_others_hear_of_rows_and_of_purges(lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have the partition in memory already, and do not load it again."""
-    store, heard = lends.replica(ROOMY, wall, now=wall), list[NewsItem]()
+    store, heard = lends.replica(ROOMY, wall, now=wall), list[PeerMessage]()
     monkeypatch.setattr(store.news, "tell", heard.append)
     one = row("one", now=wall(), partition=P1, ttl_s=60.0)
 
