@@ -41,10 +41,10 @@ from gateway.core.openai.transcript import usage_in
 from gateway.core.openai.usage import add_beside, estimate_tokens, find_usage, read_usage
 from gateway.core.openai.vectors import asks_base64, chunks_with_base64, with_base64
 from gateway.core.relay import RawRelay, SseRelay, read_whole
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Target, upstream_model
 from gateway.core.types import (
     Answer,
-    Attempt,
     Clocks,
     ErrorClass,
     Gap,
@@ -85,26 +85,24 @@ PASSING_CODES = ("server_error", "rate_limit_exceeded", "vector_store_timeout")
 """Why a response has failed, where another attempt may do better."""
 
 
-async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadlines) -> Opened:
-    """Sends the call to the target and waits until there is something to give to the client.
+async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDeadlines) -> Opened:
+    """Sends the call to the attempt's target and waits until there is something to give to the client.
 
     Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time, and NotExpressible,
     with nothing in the ledger, when the call has no words in the target's language.
     """
-    grant = call.grant
-    started_at = clock.monotonic() if grant is None or call.queue_s else grant.at  # it was let in this very moment
+    target, started_at = attempt.target, attempt.started_at
     clocks = clocks_of(target, call) if target.clocks_by else target.clocks
-    attempt = Attempt(target.name, started_at)
     # Listed before it begins: a try that fails, or is cancelled, stands in the ledger all the same.
     call.attempts.append(attempt)
     if call.stream or call.deadline_is_callers:
         ends_at = _must_open_by(call, clocks, started_at)
     else:
         ends_at = started_at + clocks.total_s
-    task = watch.begin(ends_at, call.task, call)
+    task = watch.begin(ends_at, call.task, attempt, call)
     is_usual = False
     try:
-        outgoing = outgoing_of(call, target, clocks, attempt)
+        outgoing = outgoing_of(call, attempt, clocks)
         upstream = target.upstream
         if target.converters_by_path:
             upstream = target.converters_by_path.get(call.path, upstream)
@@ -136,9 +134,9 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             and call.endpoint.answer == "json"
         ):
             is_usual = True
-            opened: Opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
+            opened: Opened = _accept_json(call, attempt, answer, answer.whole, clock)  # the usual case, in one step
         else:
-            opened = await _read_opening(call, target, answer, content_type, clock)
+            opened = await _read_opening(call, attempt, answer, content_type, clock)
         # Before the attempt counts as answered: clients rely on what may be missing here, and money on the units.
         if call.endpoint.name in COMPLETED and isinstance(opened, Whole):
             if call.endpoint.name == "embeddings":
@@ -166,8 +164,8 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         raise
     finally:
         watch.end(task)
-        if attempt.requests > 1 and grant is not None:  # its limits have counted one
-            grant.gate.limits.charge_requests(attempt.requests - 1, clock.monotonic())
+        if attempt.requests > 1 and attempt.reservation is not None:  # its limits have counted one
+            attempt.reservation.gate.limits.charge_requests(attempt.requests - 1, clock.monotonic())
     if isinstance(opened, Whole):
         # The usual answer came whole with its head, so there was nothing to wait for.
         attempt.ended_at = attempt.first_byte_at if is_usual else clock.monotonic()
@@ -244,8 +242,9 @@ def _end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
 _STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
 
 
-def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) -> Outgoing:
+def outgoing_of(call: Call, attempt: Attempt, clocks: Clocks) -> Outgoing:
     """Returns the request of this attempt; a caller's own deadline bounds the time to its first byte."""
+    target = attempt.target
     first_byte_s = clocks.first_byte_s
     if call.deadline_is_callers:
         first_byte_s = min(first_byte_s, max(0.001, call.deadline - attempt.started_at))
@@ -332,52 +331,52 @@ def _edited(body: bytes | Spliced, edits: BodyEdits, attempt: Attempt, *, refuse
 # --- what comes back ---
 
 
-async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
+async def _read_opening(call: Call, attempt: Attempt, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
     status, headers = answer.status, answer.headers
     if status >= 600:
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"there is no HTTP status {status}")
     if status >= 400:
-        body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
+        body, _ = await read_whole(attempt.target.upstream, answer, ERROR_BODY_LIMIT)
         body = body.removeprefix(BYTE_ORDER_MARK)
         # An error longer than the limit is still open: its beginning is enough to judge it by.
         await answer.aclose()
-        diagnosis = target.errors.diagnose(Phase.ANSWERED, status, headers, body, clock.wall())
-        return ErrorAnswer(target, status, headers, body, diagnosis)
+        diagnosis = attempt.target.errors.diagnose(Phase.ANSWERED, status, headers, body, clock.wall())
+        return ErrorAnswer(attempt, status, headers, body, diagnosis)
     if status >= 300 and call.endpoint.request != "any":
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
     if call.endpoint.answer == "json":
         if content_type.startswith(b"text/event-stream"):
             if not call.stream:
-                return await _gather(call, target, answer, clock)
-            return await _open_stream(call, target, answer, clock)
-        return await _open_json(call, target, answer, clock)
+                return await _gather(call, attempt, answer, clock)
+            return await _open_stream(call, attempt, answer, clock)
+        return await _open_json(call, attempt, answer, clock)
     if call.endpoint.request == "any":
         if call.objects is not None and _is_read(call.objects, status, content_type):
-            return await _open_objects(call.objects, target, answer)
-        return Stream(target, status, headers, RawRelay(target.upstream, answer))
-    return await _open_binary(call, target, answer, content_type, clock)
+            return await _open_objects(call.objects, attempt, answer)
+        return Stream(attempt, status, headers, RawRelay(attempt.target.upstream, answer))
+    return await _open_binary(call, attempt, answer, content_type, clock)
 
 
-async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
-    relay = SseRelay(call, target.upstream, answer, strip_usage=adds_usage(call))
+async def _open_stream(call: Call, attempt: Attempt, answer: Answer, clock: Clock) -> Opened:
+    relay = SseRelay(call, attempt.target.upstream, answer, strip_usage=adds_usage(call))
     try:
-        error = await relay.open(_activity_of(call, clock))
+        error = await relay.open(_activity_of(attempt, clock))
     except BaseException:
         # Nobody else holds the answer yet, so nobody else would close it.
         await answer.aclose()
         raise
     if error is None:
-        return Stream(target, OK, answer.headers, relay)
+        return Stream(attempt, OK, answer.headers, relay)
     await answer.aclose()
-    return _streamed_error(target, answer, error, clock)
+    return _streamed_error(attempt, answer, error, clock)
 
 
-def _streamed_error(target: Target, answer: Answer, error: dict[str, Any], clock: Clock) -> ErrorAnswer:
-    diagnosis = target.errors.diagnose_error(Phase.STREAMING, None, error, answer.headers, clock.wall())
+def _streamed_error(attempt: Attempt, answer: Answer, error: dict[str, Any], clock: Clock) -> ErrorAnswer:
+    diagnosis = attempt.target.errors.diagnose_error(Phase.STREAMING, None, error, answer.headers, clock.wall())
     status = in_band_status(error, diagnosis)
-    return ErrorAnswer(target, status, _as_json(answer.headers), error_json(error), diagnosis)
+    return ErrorAnswer(attempt, status, _as_json(answer.headers), error_json(error), diagnosis)
 
 
 def _as_json(headers: RawHeaders) -> RawHeaders:
@@ -386,18 +385,18 @@ def _as_json(headers: RawHeaders) -> RawHeaders:
     return [*kept, (b"content-type", JSON_TYPE)]
 
 
-async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> Whole | ErrorAnswer:
+async def _gather(call: Call, attempt: Attempt, answer: Answer, clock: Clock) -> Whole | ErrorAnswer:
     """Makes a whole answer of the stream that a provider sends unasked.
 
     Raises UpstreamFailed where the stream has no end, or does not tell how it is put together.
     """
-    frames, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _activity_of(call, clock))
+    frames, is_whole = await read_whole(attempt.target.upstream, answer, WHOLE_LIMIT, _activity_of(attempt, clock))
     if not is_whole:
         await answer.aclose()
     frames = frames.removeprefix(BYTE_ORDER_MARK)
     error = next((found for event in split_events(frames) if (found := first_error(event)) is not None), None)
     if error is not None:
-        return _streamed_error(target, answer, error, clock)
+        return _streamed_error(attempt, answer, error, clock)
     name, body = call.endpoint.name, None
     if is_whole and call.endpoint.tokens == "both":  # other endpoints' streams are no parts of an answer
         body = (
@@ -406,48 +405,47 @@ async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> W
     if body is None:
         message = "the provider sent a stream in place of the whole answer, and it cannot be put together"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, message)
-    opened = _accept_json(call, target, answer, body, clock)
+    opened = _accept_json(call, attempt, answer, body, clock)
     opened.headers = _as_json(answer.headers)
     return opened
 
 
-async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
-    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _activity_of(call, clock))
+async def _open_json(call: Call, attempt: Attempt, answer: Answer, clock: Clock) -> Opened:
+    body, is_whole = await read_whole(attempt.target.upstream, answer, WHOLE_LIMIT, _activity_of(attempt, clock))
     if not is_whole:
-        relay = RawRelay(target.upstream, answer, body, count_tokens=True)
+        relay = RawRelay(attempt.target.upstream, answer, body, count_tokens=True)
         headers = answer.headers
         if call.endpoint.name == "embeddings" and asks_base64(call.body):
             relay.change(chunks_with_base64)
             # The vectors change on their way, and the announced length no longer holds.
             headers = [header for header in headers if header[0] != b"content-length"]
-        return Stream(target, OK, headers, relay)
-    return _accept_json(call, target, answer, body, clock)
+        return Stream(attempt, OK, headers, relay)
+    return _accept_json(call, attempt, answer, body, clock)
 
 
-async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
+async def _open_binary(call: Call, attempt: Attempt, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
     """Speech or the text of it: anything, but not nothing, and no error object."""
     status, headers = answer.status, answer.headers
     if (b"content-length", b"0") in headers:
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with nothing")
     if not content_type.startswith(JSON_TYPE):
-        return Stream(target, status, headers, RawRelay(target.upstream, answer, count_tokens=True))
-    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _activity_of(call, clock))
+        return Stream(attempt, status, headers, RawRelay(attempt.target.upstream, answer, count_tokens=True))
+    body, is_whole = await read_whole(attempt.target.upstream, answer, WHOLE_LIMIT, _activity_of(attempt, clock))
     if not is_whole:
-        return Stream(target, status, headers, RawRelay(target.upstream, answer, body, count_tokens=True))
+        return Stream(attempt, status, headers, RawRelay(attempt.target.upstream, answer, body, count_tokens=True))
     parsed = answer_object(body) or {}
     error = _error_inside(parsed, call.endpoint.name)
     if error is None:
         written = estimate_tokens(str(parsed.get("text", "")).encode("utf-8", "surrogatepass"))
-        usage = media_usage(call, target, read_media_answer(parsed), written)
-        return Whole(target, status, headers, body, usage=usage)
-    diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
-    return ErrorAnswer(target, in_band_status(error, diagnosis), headers, body, diagnosis)
+        usage = media_usage(call, attempt.target, read_media_answer(parsed), written)
+        return Whole(attempt, status, headers, body, usage=usage)
+    diagnosis = attempt.target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
+    return ErrorAnswer(attempt, in_band_status(error, diagnosis), headers, body, diagnosis)
 
 
-def _activity_of(call: Call, clock: Clock) -> Callable[[], None]:
-    """Returns a function that notes a sign of life of the present attempt's target."""
-    attempt = call.attempts[-1]
+def _activity_of(attempt: Attempt, clock: Clock) -> Callable[[], None]:
+    """Returns a function that notes a sign of life of the attempt's target."""
 
     def note() -> None:
         attempt.last_activity_at = clock.monotonic()
@@ -462,24 +460,24 @@ def _is_read(concern: ObjectAccess, status: int, content_type: bytes) -> bool:
     return concern.is_list or not content_type.startswith((b"text/event-stream", b"audio/", b"video/"))
 
 
-async def _open_objects(concern: ObjectAccess, target: Target, answer: Answer) -> Opened:
+async def _open_objects(concern: ObjectAccess, attempt: Attempt, answer: Answer) -> Opened:
     """An answer that names objects. Raises UpstreamFailed where it is too long to be told apart by tenants."""
-    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
+    body, is_whole = await read_whole(attempt.target.upstream, answer, WHOLE_LIMIT)
     if is_whole:
-        return Whole(target, answer.status, answer.headers, body)
+        return Whole(attempt, answer.status, answer.headers, body)
     if concern.is_list:
         await answer.aclose()
         raise UpstreamFailed(
             ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the list is too long; ask for fewer at once"
         )
-    return Stream(target, answer.status, answer.headers, RawRelay(target.upstream, answer, body))
+    return Stream(attempt, answer.status, answer.headers, RawRelay(attempt.target.upstream, answer, body))
 
 
-def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> Whole | ErrorAnswer:
+def _accept_json(call: Call, attempt: Attempt, answer: Answer, body: bytes, clock: Clock) -> Whole | ErrorAnswer:
     """A whole answer, if it is what a JSON endpoint answers with."""
     if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
         # It ends as JSON does, which has to do as a proof that it is whole.
-        return Whole(target, OK, answer.headers, body, usage=find_usage(body))
+        return Whole(attempt, OK, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
     if parsed is None and body.startswith(BYTE_ORDER_MARK):
         body = body.removeprefix(BYTE_ORDER_MARK)
@@ -491,13 +489,13 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
     error = _error_inside(parsed, call.endpoint.name)
     if error is not None:
-        diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
-        return ErrorAnswer(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis)
+        diagnosis = attempt.target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
+        return ErrorAnswer(attempt, in_band_status(error, diagnosis), answer.headers, body, diagnosis)
     reported = parsed.get("usage") or usage_in(parsed)
     usage = read_usage(reported) if isinstance(reported, dict) else None
     if usage is not None and ("service_tier" in parsed or "tool_usage" in parsed):
         add_beside(usage, parsed)
-    return Whole(target, OK, answer.headers, body, usage=usage)
+    return Whole(attempt, OK, answer.headers, body, usage=usage)
 
 
 def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:
@@ -536,7 +534,7 @@ async def _complete_embeddings(call: Call, opened: Whole) -> None:
     if asks_base64(call.body):
         is_large = len(opened.body) > THREAD_BYTES
         opened.body = await asyncio.to_thread(with_base64, opened.body) if is_large else with_base64(opened.body)
-    usage = estimated_usage(call, 0) if opened.usage is None else None
+    usage = estimated_usage(call, opened.attempt, 0) if opened.usage is None else None
     if usage is not None:
         usage_json = b'{"prompt_tokens":%d,"total_tokens":%d,"estimated":true}' % (usage.input, usage.input)
         body = remove_fields(opened.body, find_fields(opened.body, "usage"))
@@ -551,8 +549,8 @@ MANY = 500
 """With more open attempts than this, all of them are looked at less often."""
 log = logging.getLogger("gateway")
 Task: TypeAlias = asyncio.Task[Any]
-Open: TypeAlias = Mapping[Task, tuple[float, Call]]
-"""The open attempts by task: the monotonic time at which each ends, and the call whose last attempt it is."""
+OpenAttempts: TypeAlias = Mapping[Task, tuple[float, Attempt, Call]]
+"""The open attempts by task: the monotonic time at which each ends, and the call that it belongs to."""
 
 
 class AttemptDeadlines:
@@ -566,18 +564,18 @@ class AttemptDeadlines:
     __slots__ = ("_expired", "_look_at", "_open", "_paired", "look")
 
     def __init__(self) -> None:
-        self._open: dict[Task, tuple[float, Call]] = {}
+        self._open: dict[Task, tuple[float, Attempt, Call]] = {}
         self._expired: set[Task] = set()
-        self._paired: dict[Task, tuple[Call, bool]] = {}
+        self._paired: dict[Task, tuple[Attempt, bool]] = {}
         self._look_at = 0.0
-        self.look: Callable[[Open, float], None] | None = None
+        self.look: Callable[[OpenAttempts, float], None] | None = None
         """A callback for all open attempts and the time, called every LOOK_S while there are any."""
 
-    def begin(self, ends_at: float, task: Task | None, call: Call) -> Task | None:
-        """Watches the current task for the call's last attempt; `task` is the current task, if the caller knows it."""
+    def begin(self, ends_at: float, task: Task | None, attempt: Attempt, call: Call) -> Task | None:
+        """Watches the current task for an attempt of the call; `task` is the current task, if the caller knows it."""
         task = task or asyncio.current_task()
         if task is not None:
-            self._open[task] = (ends_at, call)
+            self._open[task] = (ends_at, attempt, call)
         return task
 
     def end(self, task: Task | None) -> None:
@@ -589,16 +587,16 @@ class AttemptDeadlines:
             if self._paired:
                 self._paired.pop(task, None)
 
-    def pair(self, task: Task, beside: Call, *, is_spared: bool) -> None:
-        """Marks the task as one of two attempts of its call; the other is the last of `beside`. A spared task may be late."""
+    def pair(self, task: Task, beside: Attempt, *, is_spared: bool) -> None:
+        """Marks the task as one of two attempts of its call, of which the other is `beside`. A spared task may be late."""
         self._paired[task] = beside, is_spared
 
     def part(self, task: Task) -> None:
         """Marks the task as its call's only attempt again, because the other has failed."""
         self._paired.pop(task, None)
 
-    def beside(self, task: Task) -> Call | None:
-        """Returns the call whose last attempt runs beside this task; None: the task is its call's only attempt."""
+    def beside(self, task: Task) -> Attempt | None:
+        """Returns the attempt that runs beside this task; None: the task is its call's only attempt."""
         return self._paired[task][0] if task in self._paired else None
 
     def is_spared(self, task: Task) -> bool:
@@ -609,7 +607,7 @@ class AttemptDeadlines:
         """Brings the end of the task's time forward to `ends_at`."""
         entry = self._open.get(task)
         if entry is not None and ends_at < entry[0]:
-            self._open[task] = (ends_at, entry[1])
+            self._open[task] = (ends_at, entry[1], entry[2])
 
     def expire(self, task: Task) -> None:
         """Cancels the task as if its time were up; does nothing if it is not watched any more."""
@@ -627,7 +625,7 @@ class AttemptDeadlines:
 
     def sweep(self, now: float) -> None:
         """Cancels the tasks whose time is up; called every SWEEP_S."""
-        for task in [task for task, (ends_at, _) in self._open.items() if ends_at <= now]:
+        for task in [task for task, (ends_at, _, _) in self._open.items() if ends_at <= now]:
             self.expire(task)
         if self._open and now >= self._look_at and self.look is not None:
             # Set before the look, so that one that fails is not repeated in each sweep.

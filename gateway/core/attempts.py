@@ -16,7 +16,7 @@ from typing import Any
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import JSON_TYPE, AttemptDeadlines, dispatch
 from gateway.core.balancing import Action
-from gateway.core.call import Call, ErrorAnswer, Opened, Whole
+from gateway.core.call import Call, ErrorAnswer, Opened, Whole, deciding_attempt
 from gateway.core.clock import Clock
 from gateway.core.error_tables import error_object, is_openai_shaped
 from gateway.core.errors import (
@@ -32,10 +32,11 @@ from gateway.core.errors import (
 from gateway.core.ledger import cost_usd, should_retry_of
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
-from gateway.core.racing import Failover, Hedges, Suspects, find_target
+from gateway.core.racing import Failover, Hedges, Suspects
 from gateway.core.render import error_body
 from gateway.core.retry import (
     DENIALS,
+    Attempt,
     GiveUp,
     Plan,
     Step,
@@ -45,9 +46,9 @@ from gateway.core.retry import (
     is_final,
     next_step,
     rule_for,
+    shown,
 )
-from gateway.core.snapshot import Target
-from gateway.core.types import PASSING, Attempt, ErrorClass, NotExpressible, Phase, UpstreamFailed, shown
+from gateway.core.types import PASSING, ErrorClass, NotExpressible, Phase, UpstreamFailed
 from gateway.dialects.shapes import (
     client_status,
     for_generate,
@@ -98,25 +99,29 @@ class Attempts:
         self._moves = Failover(clock, admission, watch, self._next_answer)
         watch.look = Suspects(clock, admission, watch, self._moves, draw).look
 
-    def _next_answer(self, call: Call) -> Coroutine[Any, Any, Opened]:
-        """The first answer that is final of a call whose last attempt has failed."""
-        return self.open(call, self._next_step(call))
+    def _next_answer(self, call: Call, failed: Attempt) -> Coroutine[Any, Any, Opened]:
+        """The first answer that is final of a call of which this attempt has failed."""
+        return self.open(call, self._next_step(call, failed), failed=failed)
 
-    async def broken_off(self, call: Call, target: Target, failure: UpstreamFailed) -> Opened:
+    async def broken_off(self, call: Call, attempt: Attempt, failure: UpstreamFailed) -> Opened:
         """The first answer that is final of a call whose stream has broken off before anything of it was given."""
-        attempt = call.attempts[-1]
         attempt.ended_at = self._clock.monotonic()
         attempt.status, attempt.error_class, attempt.phase = None, failure.error_class, failure.phase
-        self._learn_failure(call, target, failure)
+        self._learn_failure(call, attempt, failure)
         drop_frames(failure)
-        return await self.open(call, self._next_step(call), failure)
+        return await self.open(call, self._next_step(call, attempt), failure, attempt)
 
     async def open(
-        self, call: Call, step: Step | None = None, last: ErrorAnswer | UpstreamFailed | None = None
+        self,
+        call: Call,
+        step: Step | None = None,
+        last: ErrorAnswer | UpstreamFailed | None = None,
+        failed: Attempt | None = None,
     ) -> Opened:
         """The first answer that is final: a success, or an error that nothing helps against. `step` is the first one.
 
-        `last` is how the attempt before that has failed. Raises GatewayError when there is none that the client could read.
+        `failed` is the attempt before that, `last` how it has failed, where the client may get that. Raises GatewayError when
+        there is no answer that the client could read.
         """
         admission = self._admission
         detours = 0
@@ -125,57 +130,62 @@ class Attempts:
                 return self._give_up(call, last, step if isinstance(step, GiveUp) else GiveUp("no_target"))
             decided_at = 0.0 if step is None else self._clock.monotonic()
             try:
-                entered = admission.admit(call) if step is None else self._enter(call, step)
-                target = entered if isinstance(entered, Target) else await entered
+                entered = admission.admit(call) if step is None else self._enter(call, step, failed)
+                attempt = entered if isinstance(entered, Attempt) else await entered
             except CircuitOpen:
                 if last is None:
                     # There is no earlier failure that would tell the client more.
                     raise
-                target = None  # what the attempt before has ended with tells the client more: decide by that
+                attempt = None  # what the attempt before has ended with tells the client more: decide by that
             except GatewayError as refusal:
                 _add_words(refusal, last)
                 raise
-            if target is None:  # what was decided is out of date; to have waited for a turn is no detour
+            if attempt is None:  # what was decided is out of date; to have waited for a turn is no detour
                 detours = detours + 1 if self._clock.monotonic() - decided_at < SOON_S else 0
-                step = self._next_step(call)
+                step = self._next_step(call, failed)
                 continue
             hedging = call.model.retries.hedging
-            late_after_s = None if hedging is None else self._hedges.late_after_s(call, hedging)
-            trials = None if step is None else admission.gates.line(target, call).gate.health.responsiveness.trials
+            late_after_s = None if hedging is None else self._hedges.late_after_s(call, attempt, hedging)
+            trials = (
+                None if step is None else admission.gates.line(attempt.target, call).gate.health.responsiveness.trials
+            )
             if (
                 trials is not None
             ):  # it has failed before: where enough such calls wait, no further one follows (`doubt`)
                 trials[id(call)] = self._clock.monotonic()
             try:
                 if late_after_s is None:
-                    opened = await dispatch(call, target, self._clock, self._watch)
+                    opened = await dispatch(call, attempt, self._clock, self._watch)
                 else:
-                    racer = await self._hedges.race(call, target, late_after_s)
-                    target = racer.target
+                    racer = await self._hedges.race(call, attempt, late_after_s)
+                    attempt = racer.attempt
                     opened = racer.task.result()
             except UpstreamFailed as failure:
-                self._learn_failure(call, target, failure)
+                self._learn_failure(call, attempt, failure)
                 drop_frames(failure)
                 # That a target's language lacks words must not hide what another target answered.
                 if not isinstance(failure, NotExpressible):
-                    last = failure
+                    last, failed = failure, attempt
             except BaseException:  # cancelled, or a defect: the attempt elsewhere must not outlive the call
                 if call.other_attempt is not None and call.other_attempt.call is not call:
                     await self._moves.abandon(call)
                 raise
             else:
                 if isinstance(opened, Whole) and call.other_attempt is None and call.objects is None:
-                    if call.grant is not None:  # the gate hears of both in one visit: answered, and settled at once
-                        call.grant.headers = opened.headers
+                    if (
+                        attempt.reservation is not None
+                    ):  # the gate hears of both in one visit: answered, and settled at once
+                        attempt.reservation.headers = opened.headers
                     return opened
                 if not isinstance(opened, ErrorAnswer):
                     move = call.other_attempt
                     # In the copy that has moved, `other_attempt` is its own move, which must not stop itself.
                     if move is not None and move.call is not call:
                         self._moves.cancel(call)
-                    admission.outcomes.answered(call, opened.headers)
+                    admission.outcomes.answered(call, attempt, opened.headers)
                     return opened
-                self._learn_error(call, target, opened)
+                self._learn_error(call, opened)
+                failed = attempt
                 # That a target is ruled out is no news where another one, which may still serve, had something to say.
                 if last is None or not self._is_ruled_out_alone(call, opened):
                     last = opened
@@ -190,10 +200,11 @@ class Attempts:
                 moved = await self._moves.outcome(call)
                 if moved is not None:
                     return moved
-            step = self._next_step(call)
+                failed = deciding_attempt(call)
+            step = self._next_step(call, failed)
 
-    async def _enter(self, call: Call, step: Try | TryLater) -> Target | None:
-        """The target that the call may go to, once it may; None: decide again.
+    async def _enter(self, call: Call, step: Try | TryLater, failed: Attempt | None) -> Attempt | None:
+        """The attempt that the call may make, once it may; None: decide again.
 
         Raises GatewayError when it may go nowhere in time.
         """
@@ -201,61 +212,62 @@ class Attempts:
         if isinstance(step, TryLater):
             call.backoff_s += max(0.0, step.until - self._clock.monotonic())
             await self._clock.sleep(step.until - self._clock.monotonic())
-            plan = admission.planner.plan_now(call)
+            assert failed is not None  # noqa: S101  # only a call that has failed waits before it is sent
+            plan = admission.planner.plan_now(call, failed)
             usable = [*plan.own, *plan.others, *plan.context]
             if not any(target in usable for target in step.targets):
                 return None  # they have been left alone meanwhile, and others are in service; or there are none
+            first = step.targets[0]
             # Other calls may have spent the budget during the wait.
-            if not admission.retries.book(call, step.targets, admission.retries.of(call)):
+            if admission.retries.of(call).denies(first, failed) is not None:
                 return None
+            retry = admission.retries.book(call, failed, first)
             # Should it have to wait there, it goes where it has not been.
-            met = {attempt.target for attempt in call.attempts}
+            met = {attempt.target.name for attempt in call.attempts}
             is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
             fresh = [] if is_too_long else [one for one in (*plan.own, *plan.others) if one.name not in met]
-            return await admission.enter(call, sorted([*step.targets, *fresh], key=lambda one: one not in plan.own))
-        return await admission.enter(call, step.targets)
+            targets = sorted([*step.targets, *fresh], key=lambda one: one not in plan.own)
+            return await admission.enter(call, targets, failed, retry)
+        return await admission.enter(call, step.targets, failed)
 
-    def _learn(self, call: Call, target: Target, failed: ErrorAnswer | UpstreamFailed) -> None:
+    def _learn(self, call: Call, attempt: Attempt, failed: ErrorAnswer | UpstreamFailed) -> None:
         """An attempt has failed while another goes on."""
         if isinstance(failed, UpstreamFailed):
-            self._learn_failure(call, target, failed)
+            self._learn_failure(call, attempt, failed)
         else:
-            self._learn_error(call, target, failed)
+            self._learn_error(call, failed)
 
-    def _learn_failure(self, call: Call, target: Target, failure: UpstreamFailed) -> None:
+    def _learn_failure(self, call: Call, attempt: Attempt, failure: UpstreamFailed) -> None:
         """There was no usable answer."""
-        if isinstance(failure, NotExpressible):
-            # No attempt stands in the ledger for it: the last one there is another target's.
-            self._admission.outcomes.not_expressible(call, failure.phase)
-            call.not_expressible = {**(call.not_expressible or {}), target.name: failure.refusal()}
+        if isinstance(failure, NotExpressible):  # it does not stand in the ledger
+            self._admission.outcomes.not_expressible(attempt, failure.phase)
+            call.not_expressible = {**(call.not_expressible or {}), attempt.target.name: failure.refusal()}
             return
-        attempt = call.attempts[-1]
         attempt.detail = failure.detail
         attempt.is_trial = _is_trial(call, attempt, failure.error_class)
         self._admission.outcomes.failed(
-            *(call, failure.error_class, failure.phase), fault=failure.fault, is_ours=failure.is_ours
+            *(call, attempt, failure.error_class, failure.phase), fault=failure.fault, is_ours=failure.is_ours
         )
         self._judge(call, attempt)
         attempt.never_again = attempt.never_again or failure.is_lasting
         if failure.phase is not Phase.NOTHING_SENT:  # somebody may have worked on it, and may want to be paid
-            used = self._admission.costs.usage_by(call, target, self._clock.monotonic())
-            attempt.cost_usd = cost_usd(call, target, used)
+            used = self._admission.costs.usage_by(call, attempt, self._clock.monotonic())
+            attempt.cost_usd = cost_usd(call, attempt.target, used)
 
-    def _learn_error(self, call: Call, target: Target, opened: ErrorAnswer) -> None:
+    def _learn_error(self, call: Call, opened: ErrorAnswer) -> None:
         """The target answered with an error."""
-        diagnosis = opened.diagnosis
-        attempt = call.attempts[-1]
+        attempt, diagnosis, target = opened.attempt, opened.diagnosis, opened.attempt.target
         attempt.should_retry = should_retry_of(opened.headers)
         attempt.is_callers = not target.account and target.name not in call.model.without_caller_credential
         if diagnosis.error_class in LIMITS_RATE:
-            refusal = self._admission.outcomes.refused(call, diagnosis, opened.headers)
+            refusal = self._admission.outcomes.refused(call, attempt, diagnosis, opened.headers)
             is_waited_for = rule_for(attempt, call.model.retries).action is Action.HOLD
             attempt.is_refused = is_waited_for and refusal is Refusal.WAIT
             attempt.never_again = not attempt.is_refused
             return
         attempt.is_trial = _is_trial(call, attempt, diagnosis.error_class)
-        self._admission.outcomes.answered(call, opened.headers, is_error=True)
-        self._admission.outcomes.failed(call, diagnosis.error_class, Phase.ANSWERED, diagnosis)
+        self._admission.outcomes.answered(call, attempt, opened.headers, is_error=True)
+        self._admission.outcomes.failed(call, attempt, diagnosis.error_class, Phase.ANSWERED, diagnosis)
         self._judge(call, attempt)
 
     def _is_ruled_out_alone(self, call: Call, opened: ErrorAnswer) -> bool:
@@ -267,25 +279,26 @@ class Attempts:
     def _judge(self, call: Call, attempt: Attempt) -> None:
         attempt.never_again = rule_for(attempt, call.model.retries).action not in (Action.RETRY, Action.HOLD)
 
-    def _next_step(self, call: Call) -> Step:
+    def _next_step(self, call: Call, failed: Attempt | None) -> Step:
+        """What follows this failure; None: the call has made no attempt yet."""
         if call.endpoint.request == "any":
             return GiveUp("final")  # of another kind: whether it may be sent twice is not known
         now = self._clock.monotonic()
-        if not call.attempts:
+        if failed is None:
             return Try(self._admission.planner.own_targets(call, now))  # what could not be said to one was not tried
-        step = self._step(call, now)
-        if isinstance(step, GiveUp) and step.reason == "attempts" and self._is_held(call, now):
+        step = self._step(call, failed, now)
+        if isinstance(step, GiveUp) and step.reason == "attempts" and self._is_held(call, failed, now):
             # A trial does not count against the call's attempts, so the same decision now finds room.
-            call.attempts[-1].is_trial = True
-            step = self._step(call, now)
+            failed.is_trial = True
+            step = self._step(call, failed, now)
         if isinstance(step, GiveUp) and step.reason in DENIALS:
             call.denied = step.reason
             self._meter.retry_denied(step.reason)
         return step
 
-    def _step(self, call: Call, now: float) -> Step:
+    def _step(self, call: Call, failed: Attempt, now: float) -> Step:
         admission = self._admission
-        plan = admission.planner.plan_now(call)
+        plan = admission.planner.plan_now(call, failed)
         step = next_step(
             call.attempts,
             plan,
@@ -307,38 +320,38 @@ class Attempts:
         is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
         if not has_left_out or is_too_long or (isinstance(step, GiveUp) and step.reason not in _WANTS_TARGET):
             return
-        met = {attempt.target for attempt in call.attempts}
+        met = {attempt.target.name for attempt in call.attempts}
         chosen = () if isinstance(step, GiveUp) else [one for one in step.targets if one.name not in met]
         self._admission.planner.note_left_out(call, candidates, chosen[0] if chosen else None)
 
-    def _is_held(self, call: Call, now: float) -> bool:
+    def _is_held(self, call: Call, failed: Attempt, now: float) -> bool:
         """Whether the call goes on beyond its attempts at the only target left: they cost nothing, and nobody was served."""
-        last, retries, target = call.attempts[-1], call.model.retries, find_target(call)
-        is_unsent = last.error_class == ErrorClass.CONNECTION and last.phase is Phase.NOTHING_SENT
-        if target is None or now >= call.deadline or not (is_unsent or last.error_class == ErrorClass.OVERLOADED):
+        retries, target = call.model.retries, failed.target
+        is_unsent = failed.error_class == ErrorClass.CONNECTION and failed.phase is Phase.NOTHING_SENT
+        if now >= call.deadline or not (is_unsent or failed.error_class == ErrorClass.OVERLOADED):
             return False
-        rule = rule_for(last, retries)
+        rule = rule_for(failed, retries)
         if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or call.sdk_retry:
             return False  # whoever forbids a second try forbids it here, too
-        out = {attempt.target for attempt in call.attempts if attempt.never_again}
+        out = {attempt.target.name for attempt in call.attempts if attempt.never_again}
         if _has_other_answer(call) or any(one.name not in out and one.name != target.name for one in call.model.plan):
             return False
         health = self._admission.gates.line(target, call).gate.health
         if is_unsent and not health.responsiveness.answers:
             return False  # it has never answered: more likely a wrong address than an outage, and its user is told soon
-        return not _was_served_since(call, last, health.responsiveness.answers) and health.breaker.begin_pacing(now)
+        return not _was_served_since(call, failed, health.responsiveness.answers) and health.breaker.begin_pacing(now)
 
     def _give_up(self, call: Call, last: ErrorAnswer | UpstreamFailed | None, step: GiveUp) -> ErrorAnswer:
         """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
-        if isinstance(last, ErrorAnswer) and last.error_class is ErrorClass.AUTH:
-            refused = next(one for one in reversed(call.attempts) if one.target == last.target.name)
-            if not refused.is_callers:
-                return _credential_refused(call, last, refused)
+        if isinstance(last, ErrorAnswer) and last.error_class is ErrorClass.AUTH and not last.attempt.is_callers:
+            return _credential_refused(call, last)
         if isinstance(last, ErrorAnswer) and call.endpoint.request == "any":
             return last
         if isinstance(last, ErrorAnswer):
             if last.error_class is ErrorClass.NOT_FOUND:
-                last = replace(last, body=unknown_path(last.target.provider, last.status, last.body) or last.body)
+                last = replace(
+                    last, body=unknown_path(last.attempt.target.provider, last.status, last.body) or last.body
+                )
             is_readable = is_openai_shaped(last.body) or (last.body.strip() != b"" and _is_final_word(last, step))
             readable = _in_callers_shape(call, last, is_readable=is_readable)
             if readable is not None:
@@ -372,13 +385,14 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
     A 500 or 409 may come of the call's own content, so a call with nobody beside it does not go on for ever; nor does a call
     that fails while others are served.
     """
-    if call.grant is None:
+    reservation = attempt.reservation
+    if reservation is None:
         return False
-    gate = call.grant.gate
+    gate = reservation.gate
     answers = gate.health.responsiveness.answers
     # Calls in flight were sent before this failure: their answers say nothing of what came after it.
     attempt.served_by_then = answers + gate.in_flight
-    if not call.grant.is_trial or error_class not in PASSING:
+    if not reservation.is_trial or error_class not in PASSING:
         return False
     rule = call.model.retries.by_class.get(error_class)
     if call.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
@@ -401,7 +415,7 @@ def _has_other_answer(call: Call) -> bool:
 
 def _was_served_since(call: Call, last: Attempt, answers: int) -> bool:
     """Whether the target of this attempt, with so many answers by now, served calls that were sent after it failed this one."""
-    return any(one.target == last.target and 0 < one.served_by_then < answers for one in call.attempts)
+    return any(one.target.name == last.target.name and 0 < one.served_by_then < answers for one in call.attempts)
 
 
 _WHY = {
@@ -417,12 +431,12 @@ _OF_THE_REFUSAL = frozenset(
 """Headers of a refused credential's answer that do not hold for what the client gets."""
 
 
-def _credential_refused(call: Call, last: ErrorAnswer, attempt: Attempt) -> ErrorAnswer:
+def _credential_refused(call: Call, last: ErrorAnswer) -> ErrorAnswer:
     """Returns what the client gets for a 401 that means the gateway's own credential; the provider's words go to the log."""
-    message = (error_object(last.body) or {}).get("message")
+    attempt, message = last.attempt, (error_object(last.body) or {}).get("message")
     if attempt.detail is None and isinstance(message, str):
         attempt.detail = message[:MOST_WORDS]
-    error = ProviderCredentialRefused(last.target.provider)
+    error = ProviderCredentialRefused(attempt.target.provider)
     headers = [header for header in last.headers if header[0] not in _OF_THE_REFUSAL]
     # A retry would bring the same refused credential.
     kept = [*headers, (b"content-type", JSON_TYPE), (b"x-should-retry", b"false")]
@@ -435,14 +449,14 @@ def _in_callers_shape(call: Call, last: ErrorAnswer, *, is_readable: bool) -> Er
     `is_readable`: clients of OpenAI's can read it, as it is.
     """
     status, original, code = last.status, last.body, last.error_class
-    is_converted = call.path in last.target.converters_by_path
+    is_converted = call.path in last.attempt.target.converters_by_path
     body = for_openai(status, original, code, last.headers, is_converted=is_converted)
     if body is None and not is_readable:
         if status >= 500:
             return None
         body = openai_error(status, error_object(original) or {}, code)
     if call.endpoint.sse == "messages":
-        request_id = (call.attempts[-1].upstream_request_id or b"").decode("latin-1") or call.id
+        request_id = (last.attempt.upstream_request_id or b"").decode("latin-1") or call.id
         body = for_messages(status, original, code, request_id)
     elif call.endpoint.sse == "generate":
         body = for_generate(status, original, code, last.headers)
@@ -471,7 +485,7 @@ def _add_words(refusal: GatewayError, last: ErrorAnswer | UpstreamFailed | None)
     """To a refusal of ours, what the provider has said that the call was waiting for."""
     message = (error_object(last.body) or {}).get("message") if isinstance(last, ErrorAnswer) else None
     if isinstance(message, str) and message and isinstance(last, ErrorAnswer):
-        refusal.message += f" {last.target.name} had answered with status {last.status}: {message[:MOST_WORDS]}"
+        refusal.message += f" {last.attempt.target.name} had answered with status {last.status}: {message[:MOST_WORDS]}"
 
 
 def _tried(call: Call) -> str:

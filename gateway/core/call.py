@@ -17,11 +17,11 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.reservation import Reservation
 from gateway.core.openai.bodies import Large
-from gateway.core.retry_budgets import Reserved, Retry
-from gateway.core.snapshot import Key, Model, PolicySnapshot, Target
-from gateway.core.types import Attempt, Clocks, Endpoint, ErrorClass, Kept, Lane, RawHeaders, Skips, Usage
+from gateway.core.retry import Attempt
+from gateway.core.retry_budgets import Reserved
+from gateway.core.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types import Clocks, Endpoint, ErrorClass, Kept, Lane, RawHeaders, Skips, Usage
 from gateway.features.ownership.objects import ObjectAccess
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class OtherAttempt(Protocol):
     """A second attempt of a call, at another target, while its first one hangs and stays open."""
 
     call: Call
-    """A copy, with a ledger and a grant of its own."""
+    """A copy, with a ledger of its own."""
 
 
 class QueuePlace(Protocol):
@@ -159,8 +159,6 @@ class Call:
     attempts: list[Attempt] = field(default_factory=list)
     estimate: int = -1
     """Input tokens as estimated, uncorrected; negative: not counted yet."""
-    grant: Reservation | None = None
-    """The amounts that the present attempt has taken from its target's limits."""
     key_cost: Cost | None = None
     """The amounts that it has taken from its key's limits, at `key_cost_at`."""
     key_cost_at: float = 0.0
@@ -177,8 +175,6 @@ class Call:
     """How long it waited between attempts."""
     other_attempt: OtherAttempt | None = None
     """Its attempt hangs, and this is another one, elsewhere; both belong to it."""
-    retry: Retry | None = None
-    """The part that the next attempt has taken of its target's retry budgets, until that has begun."""
     denied: str | None = None
     """Why another attempt that would have been made was not."""
     skips: Skips | None = None
@@ -247,7 +243,7 @@ class Relay(Protocol):
 class Whole:
     """A good answer that is here in one piece."""
 
-    target: Target
+    attempt: Attempt
     status: int
     headers: RawHeaders
     body: bytes = b""
@@ -259,7 +255,7 @@ class Whole:
 class Stream:
     """A good answer that has begun: `relay` brings the rest of it, and is to be closed."""
 
-    target: Target
+    attempt: Attempt
     status: int
     headers: RawHeaders
     relay: Relay
@@ -271,7 +267,7 @@ class Stream:
 class ErrorAnswer:
     """The target answered with an error; `diagnosis` says what it means."""
 
-    target: Target
+    attempt: Attempt
     status: int
     headers: RawHeaders
     body: bytes
@@ -284,6 +280,11 @@ class ErrorAnswer:
 
 Opened: TypeAlias = Whole | Stream | ErrorAnswer
 """What an attempt has come to, before the client has anything of it."""
+
+
+def deciding_attempt(call: Call) -> Attempt | None:
+    """Returns the attempt that has decided how a call goes on, or how it ended: the last one listed; None: it has made none."""
+    return next(reversed(call.attempts), None)
 
 
 async def _nothing_to_close() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gateway.core.admission.gates import Gates
 from gateway.core.admission.planner import answers_of, estimate_of
-from gateway.core.call import CacheOutcome, Call, CallRecord
+from gateway.core.call import CacheOutcome, Call, CallRecord, deciding_attempt
 from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.health.target_health import CLIENT_GONE as CLIENT_GONE
@@ -44,13 +44,13 @@ from gateway.core.openai.usage import (
     find_requested_tier,
     most_output,
     plausible,
-    usage_in_all,
 )
 from gateway.core.ports import Meter
 from gateway.core.request_fields import BOUNDING, find_bound
+from gateway.core.retry import Attempt, shown, usage_in_all
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of
 from gateway.core.snapshot import Rates, Target, upstream_model
-from gateway.core.types import ALL_TEXT, Attempt, Gap, How, RawHeaders, Usage, UsageParts, shown
+from gateway.core.types import ALL_TEXT, Gap, How, RawHeaders, Usage, UsageParts
 
 log = logging.getLogger("gateway")
 CLIENT_GONE_STATUS = 499
@@ -79,12 +79,13 @@ class Accounts:
         self,
         clock: Clock,
         meter: Meter,
-        release: Callable[[Call, Usage | None], None],
+        release: Callable[[Call, Attempt | None, Usage | None], None],
         charge: Callable[[Call, float], None] = _nobody_pays,
-        price_unfinished: Callable[[Call, float], tuple[Target | None, Usage | None]] = _nothing_unfinished,
+        price_unfinished: Callable[[Call, float], tuple[Attempt | None, Usage | None]] = _nothing_unfinished,
     ) -> None:
-        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key,
-        `price_unfinished` returns the target and the usage of an attempt in flight that is given up.
+        """`release` gives back to the limits what the call took and did not use (with the attempt that had the answer; None:
+        there is none), `charge` books money on the key, `price_unfinished` returns an attempt in flight that is given up, and
+        what it may have used.
         """
         self._price_unfinished = price_unfinished
         self._release = release
@@ -100,13 +101,14 @@ class Accounts:
         status: int,
         outcome: str,
         *,
-        target: Target | None = None,
+        attempt: Attempt | None = None,
         usage: Usage | None = None,
         beside_usd: float = 0.0,
         estimated_usd: float | None = None,
     ) -> None:
-        """Close the call's account; a second time does nothing. `beside_usd` is what another model than the call's has cost.
+        """Close the call's account; a second time does nothing. `attempt` is the one that had the answer; None: there is none.
 
+        `beside_usd` is what the call has cost, where its usage has no price of its own: it is the sum of several.
         `estimated_usd` is the part of the cost that rests on estimates; None: all of it where the usage is an estimate.
         """
         if call.settled or call.is_withdrawn:
@@ -118,9 +120,9 @@ class Accounts:
         if call.left:
             status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
         try:
-            self._release(call, usage)
+            self._release(call, attempt, usage)
         finally:  # whatever fails there, the books are kept
-            self._book(call, status, outcome, target, usage, beside_usd, estimated_usd)
+            self._book(call, status, outcome, attempt, usage, beside_usd, estimated_usd)
 
     def settle_failed(self, call: Call, failure: Exception) -> GatewayError:
         """Closes the account of a call that failed; returns the error to raise: `failure`, or InternalError for a defect."""
@@ -144,14 +146,14 @@ class Accounts:
         if call.settled or call.is_withdrawn:
             return
         # Settling ends the attempt, and only an attempt in flight gets a price: first this, then that.
-        target, usage = self._price_unfinished(call, self._clock.monotonic())
+        attempt, usage = self._price_unfinished(call, self._clock.monotonic())
         call.settled = True
         call.outcome = outcome = why_stopped(stopped)
         try:
-            self._release(call, None)
+            self._release(call, None, None)
         finally:
             status = CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status
-            self._book(call, status, outcome, target, usage)
+            self._book(call, status, outcome, attempt, usage)
 
     def withdraw(self, call: Call) -> None:
         """Takes back that the call was opened: it is answered without being one, or refused, and nothing of it is booked."""
@@ -179,24 +181,22 @@ class Accounts:
         call: Call,
         status: int,
         outcome: str,
-        target: Target | None,
+        attempt: Attempt | None,
         usage: Usage | None,
         beside_usd: float = 0.0,
         estimated_usd: float | None = None,
     ) -> None:
         now = self._clock.monotonic()
-        last = call.attempts[-1] if call.attempts else None
+        last = deciding_attempt(call) if attempt is None else attempt
         if last is not None and last.ended_at is None:
             last.ended_at = now
             if outcome != "ok":
                 last.error_class = outcome  # how a relay ended, or that nobody waited for it
-        cost = cost_usd(call, target, usage)
-        if beside_usd:
-            cost = (cost or 0.0) + beside_usd
+        cost = beside_usd or (None if attempt is None else cost_usd(call, attempt.target, usage))
         is_served = last is not None and cost is not None
         retries_usd, retries = 0.0, call.attempts
         if len(call.attempts) > int(is_served):  # more than the one that served it
-            retries = call.attempts[:-1] if is_served else call.attempts
+            retries = [one for one in call.attempts if one is not last] if is_served else call.attempts
             retries_usd = known_usd(retries) or 0.0
             if any(one.discarded is not None for one in call.attempts):
                 call.usage = usage_in_all(call.attempts, usage)
@@ -261,7 +261,7 @@ def _upstream_s(attempts: Sequence[Attempt], now: float) -> float:
 # --- what a call has used ---
 
 
-def whole_usage(call: Call, reported: Usage | None, body: bytes) -> Usage | None:
+def whole_usage(call: Call, attempt: Attempt, reported: Usage | None, body: bytes) -> Usage | None:
     """Returns the usage of a whole answer: what its provider reports, and an estimate of each number that it does not.
 
     None: the endpoint has no tokens.
@@ -269,18 +269,20 @@ def whole_usage(call: Call, reported: Usage | None, body: bytes) -> Usage | None
     reported = _believed(call, reported)
     if reported is not None and reported.input and (reported.output or call.endpoint.tokens != "both"):
         return reported
-    estimate = estimated_usage(call, estimate_answer(body))
+    estimate = estimated_usage(call, attempt, estimate_answer(body))
     return reported if estimate is None else filled(reported, estimate)
 
 
-def streamed_usage(call: Call, outcome: str, reported: Usage | None, output_tokens: int) -> Usage | None:
+def streamed_usage(
+    call: Call, attempt: Attempt, outcome: str, reported: Usage | None, output_tokens: int
+) -> Usage | None:
     """Returns the usage of a stream that has ended: what the provider has reported, and the estimate of what it has not.
 
     Of a stream that was left or broken off, a report is of its beginning; the estimate is then of all that has come.
     """
     reported = _believed(call, reported)
     if reported is None or not reported.input or not reported.output:
-        estimate = estimated_usage(call, output_tokens)
+        estimate = estimated_usage(call, attempt, output_tokens)
         return reported if estimate is None else filled(reported, estimate)
     if outcome != "ok" and reported.output < output_tokens:
         return replace(reported, output=output_tokens, estimated=True)
@@ -294,13 +296,16 @@ def _believed(call: Call, reported: Usage | None) -> Usage | None:
     return plausible(reported, most_output(call.max_tokens, answers_of(call)))
 
 
-def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
-    """Returns an estimate of what is not reported, its input as admission has it; None: the endpoint has no tokens."""
+def estimated_usage(call: Call, attempt: Attempt, output_tokens: int) -> Usage | None:
+    """Returns an estimate of what is not reported, its input as admission has it for the attempt's target.
+
+    None: the endpoint has no tokens.
+    """
     if call.endpoint.tokens == "none":
         return None
     input_tokens = estimate_of(call)
-    if call.grant is not None:
-        input_tokens = call.grant.gate.calibration.input_estimate(input_tokens)
+    if attempt.reservation is not None:
+        input_tokens = attempt.reservation.gate.calibration.input_estimate(input_tokens)
     return Usage(input_tokens, output_tokens if call.endpoint.tokens == "both" else 0, estimated=True)
 
 
@@ -501,28 +506,25 @@ class CostEstimates:
             self.refuse_unpriced(call)
         return self.price(call, 0.0, call.model.targets).most
 
-    def price_unfinished(self, call: Call, now: float) -> tuple[Target | None, Usage | None]:
-        """Prices the attempt in flight of a call that is given up at `now`; returns its target, and what it may have used.
+    def price_unfinished(self, call: Call, now: float) -> tuple[Attempt | None, Usage | None]:
+        """Prices the attempt in flight of a call that is given up at `now`; returns it, and what it may have used.
 
         A provider that is hung up on may stop, or go on to the end (Google bills all of it): it is taken to have generated what
         is usual, if there was time for that.
         """
-        last = call.attempts[-1] if call.attempts else None
+        last = deciding_attempt(call)
         if last is None or last.ended_at is not None or last.cost_usd is not None:
             return None, None
-        target = next((one for one in _reached(call) if one.name == last.target), None)
-        if target is None:
-            return None, None
-        usage = self.usage_by(call, target, now)
-        last.cost_usd = cost_usd(call, target, usage)
-        return target, usage
+        usage = self.usage_by(call, last, now)
+        last.cost_usd = cost_usd(call, last.target, usage)
+        return last, usage
 
-    def usage_by(self, call: Call, target: Target, now: float) -> Usage:
-        """Returns what the call's last attempt may have used by `now`, of which no answer came: what there was time for."""
-        usage = replace(self.usage(call, target), estimated=True)
+    def usage_by(self, call: Call, attempt: Attempt, now: float) -> Usage:
+        """Returns what an attempt may have used by `now`, of which no answer came: what there was time for."""
+        usage = replace(self.usage(call, attempt.target), estimated=True)
         if call.endpoint.name not in MEDIA:
-            answers = _answers_wanted(call, target)[1]
-            usage.output = min(usage.output, ceil((now - call.attempts[-1].started_at) * FASTEST_PER_S) * answers)
+            answers = _answers_wanted(call, attempt.target)[1]
+            usage.output = min(usage.output, ceil((now - attempt.started_at) * FASTEST_PER_S) * answers)
         return usage
 
 
@@ -578,8 +580,11 @@ def _requested_tier(call: Call, target: Target) -> str:
 # --- what an answer tells about its way through the gateway: request id, target, attempts, times ---
 
 
-def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
-    """The `x-gateway-*` headers and `x-request-id` of an answer that begins at `now` (monotonic seconds)."""
+def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> list[tuple[bytes, bytes]]:
+    """The `x-gateway-*` headers and `x-request-id` of an answer that begins at `now` (monotonic seconds).
+
+    `attempt` is the one that had the answer; None: the call's deciding one, if it made any.
+    """
     own_id = call.id.encode()
     replay = call.replay
     headers = [
@@ -599,8 +604,8 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     hooks = call.hooks
     for add_headers in () if hooks is None else hooks.headers:
         add_headers(call, headers)
-    if attempts:
-        last = attempts[-1]
+    last = deciding_attempt(call) if attempt is None else attempt
+    if last is not None:
         cost_usd = last.cost_usd if len(attempts) == 1 else known_usd(attempts)
         if cost_usd is not None:
             headers.append((b"x-gateway-cost-usd", b"%.8f" % cost_usd))
@@ -608,10 +613,10 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
         if len(attempts) > 1 or call.skips:
             trail = shown(attempts, skips=call.skips)
         elif last.error_class is None:  # as in most calls: `str(last)` without a call
-            trail = f"{last.target}:{last.status}"
+            trail = f"{last.target.name}:{last.status}"
         else:
             trail = str(last)
-        headers += (b"x-gateway-target", last.target.encode()), (b"x-gateway-attempts", trail.encode())
+        headers += (b"x-gateway-target", last.target.name.encode()), (b"x-gateway-attempts", trail.encode())
     elif call.skips:
         headers.append((b"x-gateway-attempts", shown(attempts, skips=call.skips).encode()))
     if upstream_id is None:

@@ -147,11 +147,11 @@ class Pipeline:
         if isinstance(opened, Whole):
             usage = opened.usage
             if usage is None or not usage.input or not 0 < usage.output <= LONGEST_ANSWER:
-                usage = whole_usage(call, usage, body)
-            self.accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
+                usage = whole_usage(call, opened.attempt, usage, body)
+            self.accounts.settle(call, opened.status, "ok", attempt=opened.attempt, usage=usage)
         else:
             error_class = opened.error_class
-            self.accounts.settle(call, opened.status, error_class, target=opened.target)
+            self.accounts.settle(call, opened.status, error_class, attempt=opened.attempt)
         shared = self._shared(call, opened)
         # On pass-through a client reads the provider's own advice, as it came.
         if error_class is not None and call.endpoint.request != "any":
@@ -161,25 +161,26 @@ class Pipeline:
             if call.endpoint.sse == "generate":
                 body = with_googles_advice(body, shared)
         # The headers tell the cost, which the attempt has only since the account was settled.
-        return Reply(opened.status, shared + answer_headers(call, self.clock.monotonic()), body, shared=shared)
+        headers = shared + answer_headers(call, self.clock.monotonic(), opened.attempt)
+        return Reply(opened.status, headers, body, shared=shared)
 
     def _stream_reply(self, call: Call, opened: Stream) -> Reply:
-        relay = opened.relay
+        relay, attempt = opened.relay, opened.attempt
 
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             for ending in opened.endings:
                 ending(outcome, usage, output_tokens)
             if call.endpoint.name in MEDIA:
-                usage = media_usage(call, opened.target, usage, output_tokens if outcome == "ok" else None)
+                usage = media_usage(call, attempt.target, usage, output_tokens if outcome == "ok" else None)
             else:
-                usage = streamed_usage(call, outcome, usage, output_tokens)
+                usage = streamed_usage(call, attempt, outcome, usage, output_tokens)
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
             if isinstance(relay, SseRelay):
                 call.usage_event = relay.usage_event
-            self.admission.outcomes.ended(call, SLOW_CLIENT if is_clients_doing else outcome)
-            self.accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
+            self.admission.outcomes.ended(call, attempt, SLOW_CLIENT if is_clients_doing else outcome)
+            self.accounts.settle(call, opened.status, outcome, attempt=attempt, usage=usage)
 
-        chunks = relay.chunks(on_end, clocks_of(opened.target, call), self.clock.monotonic)
+        chunks = relay.chunks(on_end, clocks_of(attempt.target, call), self.clock.monotonic)
         pass_on = relay.pass_on if isinstance(relay, SseRelay) else None
         for relay_hook in () if call.hooks is None else call.hooks.relay:
             watched = relay_hook(call, opened, chunks)
@@ -197,7 +198,7 @@ class Pipeline:
         if isinstance(relay, RawRelay):
             # A raw body passes unchanged, so its announced length holds.
             shared += (header for header in opened.headers if header[0] == b"content-length")
-        headers = shared + answer_headers(call, self.clock.monotonic())
+        headers = shared + answer_headers(call, self.clock.monotonic(), attempt)
         return Reply(opened.status, headers, chunks=chunks, close=close, pass_on=pass_on, shared=shared)
 
     def _shared(self, call: Call, opened: Opened) -> list[tuple[bytes, bytes]]:
@@ -209,7 +210,7 @@ class Pipeline:
         else:
             shared = self._returned_by_many.keep(opened.headers)
             shared += self.admission.limits_together(call, opened.headers)
-        gaps = call.attempts[-1].gaps if call.attempts else ()
+        gaps = opened.attempt.gaps
         if gaps:
             shared.append(lossy_header(gaps))
         return shared

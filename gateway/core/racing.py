@@ -23,7 +23,13 @@ from typing import Any, NamedTuple
 
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.keys import CallBudgets, token_cost
-from gateway.core.answers import AttemptDeadlines, Open, Task, clocks_of, dispatch
+from gateway.core.answers import (
+    AttemptDeadlines,
+    OpenAttempts,
+    Task,
+    clocks_of,
+    dispatch,
+)
 from gateway.core.balancing import Hedging
 from gateway.core.call import Call, ErrorAnswer, Opened, Stream, Whole
 from gateway.core.clock import Clock
@@ -53,10 +59,10 @@ from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits import Gate
 from gateway.core.ports import Meter
-from gateway.core.retry import is_final
+from gateway.core.retry import Attempt, is_final
 from gateway.core.retry_budgets import Retry
 from gateway.core.snapshot import Target
-from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, UpstreamFailed, Usage
+from gateway.core.types import LANES, Clocks, ErrorClass, Phase, UpstreamFailed, Usage
 
 # --- hedging: a second attempt where the first is late, and the end of the one that is not needed ---
 
@@ -64,8 +70,8 @@ from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, Upstre
 CANCELLED = "cancelled"
 """The error class of an attempt that was stopped because its answer is not needed; no breaker counts it as a failure."""
 
-Learn = Callable[[Call, Target, ErrorAnswer | UpstreamFailed], None]
-"""Called when an attempt fails while another goes on; the call's last attempt and grant are those of the failure."""
+Learn = Callable[[Call, Attempt, ErrorAnswer | UpstreamFailed], None]
+"""Called when an attempt fails while another goes on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +79,7 @@ class Racer:
     """One running attempt. `call` is the call itself for the first attempt, a copy of it for the second."""
 
     call: Call
-    target: Target
+    attempt: Attempt
     task: asyncio.Task[Opened]
 
 
@@ -98,32 +104,33 @@ class Hedges:
         self._watch = watch
         self._learn = learn
 
-    def late_after_s(self, call: Call, hedging: Hedging) -> float | None:
-        """Returns the seconds after which the attempt that begins now is late; None: too few are measured, or it is a retry."""
-        if call.grant is None or any(not attempt.is_refused for attempt in call.attempts):
+    def late_after_s(self, call: Call, attempt: Attempt, hedging: Hedging) -> float | None:
+        """Returns the seconds after which an attempt that begins now is late; None: too few are measured, or it is a retry."""
+        if attempt.reservation is None or any(not one.is_refused for one in call.attempts):
             return None
-        usual_s = _times(call, call.grant).quantile(hedging.percentile / 100, hedging.min_samples)
+        usual_s = _times(call, attempt.reservation).quantile(hedging.percentile / 100, hedging.min_samples)
         return None if usual_s is None else max(usual_s, hedging.at_least_s)
 
-    async def race(self, call: Call, target: Target, late_after_s: float) -> Racer:
-        """Makes the attempt that `call.grant` is for, and a second one when it is late; returns the deciding one, ended.
+    async def race(self, call: Call, attempt: Attempt, late_after_s: float) -> Racer:
+        """Makes the attempt, and a second one when it is late; returns the deciding one, ended.
 
         Its task has the answer or raises UpstreamFailed, as `dispatch` does. Cancelling this stops both attempts.
         """
         call.task = None  # what is to be watched is the task of each attempt
-        winner = self._start(call, target)
+        winner = self._start(call, attempt)
         running = [winner]
         second: Racer | None = None
         try:
             await self._until_late(winner.task, late_after_s)
             # A call that has moved meanwhile has its second attempt already.
-            second = None if winner.task.done() or call.other_attempt is not None else self._second(call, target)
+            second = None if winner.task.done() or call.other_attempt is not None else self._second(call, attempt)
             if second is not None:
                 running.append(second)
                 # Two attempts at one target wait for the same cause. With two targets the first attempt keeps its place, and
                 # the second gives way when the call has to move on to a third.
-                self._watch.pair(winner.task, second.call, is_spared=second.target.name != target.name)
-                self._watch.pair(second.task, call, is_spared=False)
+                is_spared = second.attempt.target.name != attempt.target.name
+                self._watch.pair(winner.task, second.attempt, is_spared=is_spared)
+                self._watch.pair(second.task, attempt, is_spared=False)
             winner = await self._deciding(running)
             for loser in [racer for racer in running if racer is not winner]:
                 await self._call_off(loser, is_first=loser is not second)
@@ -133,15 +140,17 @@ class Hedges:
             for racer in others:
                 await self._call_off(racer, is_first=False)
             await _close(winner.task)
+            if winner.attempt not in winner.call.attempts:  # it had not begun: nobody else gives back what it reserved
+                self._admission.outcomes.cancelled(winner.attempt, CANCELLED)
             raise
         finally:
             if second is not None:
                 _merge(call, second, is_last=winner is second)
         return winner
 
-    def _start(self, call: Call, target: Target) -> Racer:
-        opening = dispatch(call, target, self._clock, self._watch)
-        return Racer(call, target, asyncio.get_running_loop().create_task(opening))
+    def _start(self, call: Call, attempt: Attempt) -> Racer:
+        opening = dispatch(call, attempt, self._clock, self._watch)
+        return Racer(call, attempt, asyncio.get_running_loop().create_task(opening))
 
     async def _until_late(self, task: asyncio.Task[Opened], seconds: float) -> None:
         """Waits until the attempt has ended, or `seconds` have passed."""
@@ -162,7 +171,7 @@ class Hedges:
                 if failure is None or len(running) == 1:
                     return racer
                 running.remove(racer)
-                self._learn(racer.call, racer.target, failure)
+                self._learn(racer.call, racer.attempt, failure)
                 # The first attempt goes on alone; its call will not be sent again to where the second has failed.
                 if racer is not first:
                     _merge(first.call, racer, is_last=False)
@@ -170,21 +179,21 @@ class Hedges:
                     racer.call.attempts = []
                     self._watch.part(first.task)
 
-    def _second(self, call: Call, target: Target) -> Racer | None:
+    def _second(self, call: Call, first: Attempt) -> Racer | None:
         """Starts a second attempt at another target that is free now, else at the same one; None: no room, or denied."""
         budgets = self._admission.retries.of(call)
         if self._clock.monotonic() >= call.deadline or budgets.attempts() < 2:
             return None
-        denied = self._denies_money(call, target, budgets)
+        denied = self._denies_money(call, first, budgets)
         full: list[Target] = []
-        for one in self._places(call, target) if denied is None else ():
-            reason = budgets.denies(one, call.attempts[-1])
-            grant = self._reserve(call, one) if reason is None else None
-            if grant is None and reason is None:
+        for one in self._places(call, first.target) if denied is None else ():
+            reason = budgets.denies(one, first)
+            attempt = self._reserve(call, first, one) if reason is None else None
+            if attempt is None and reason is None:
                 full.append(one)
-            if grant is not None:
+            if attempt is not None:
                 self._admission.planner.note_skips(call, full)
-                return self._start(replace(call, attempts=[], grant=grant, retry=None, key_cost=None), one)
+                return self._start(replace(call, attempts=[], key_cost=None), attempt)
             denied = denied or reason
         if denied is not None:
             self._meter.retry_denied(denied)
@@ -199,59 +208,58 @@ class Hedges:
         elsewhere.sort(key=lambda one: self._admission.gates.line(one, call).gate.health.breaker.failures_in_a_row > 0)
         return [*elsewhere, target]
 
-    def _denies_money(self, call: Call, target: Target, budgets: CallBudgets) -> str | None:
+    def _denies_money(self, call: Call, first: Attempt, budgets: CallBudgets) -> str | None:
         """Returns what forbids the call to pay for more than the running attempt, as estimated; None: nothing does."""
-        first = call.attempts[-1]
         # Only for this check: the attempt still runs, and gets its real cost when it ends.
-        first.cost_usd = self._admission.costs.usd(call, target)
+        first.cost_usd = self._admission.costs.usd(call, first.target)
         denied = budgets.denies_money()
         first.cost_usd = None
         return denied
 
-    def _reserve(self, call: Call, target: Target) -> Reservation | None:
-        """Returns a grant if the target has room now, else None. The reserve and probes are left to first attempts."""
+    def _reserve(self, call: Call, first: Attempt, target: Target) -> Attempt | None:
+        """Returns an attempt if the target has room now, else None. The reserve and probes are left to first attempts."""
         line, rank = self._admission.gates.line(target, call), LANES.index(call.lane)
         gate = line.gate
         health = gate.health
         if not health.is_clear or not line.waiters.is_free_for(rank):
             return None
-        if self._clock.monotonic() > self._admission.planner.latest_start(call, gate):
+        now = self._clock.monotonic()
+        if now > self._admission.planner.latest_start(call, gate):
             return None
-        grant = enter(
+        reservation = enter(
             gate,
             call.estimate,
             call.max_tokens,
-            self._clock.monotonic(),
+            now,
             call.model.holding.reserve_percent,
             rank,
             answers=call.endpoint.tokens == "both",
         )
-        if grant is not None:
-            cost = token_cost(call.model.retries, call.attempts[-1], target)
-            grant.retry = Retry(health.retries, health.tokens, cost)
-        return grant
+        if reservation is None:
+            return None
+        reservation.retry = Retry(health.retries, health.tokens, token_cost(call.model.retries, first, target))
+        return Attempt(target, now, reservation=reservation)
 
     async def _call_off(self, racer: Racer, *, is_first: bool) -> None:
         """Stops an attempt that is not needed: closes its connection, settles what it reserved, and estimates its cost."""
         racer.task.cancel()
-        call, now = racer.call, self._clock.monotonic()
-        if is_first and call.grant is not None:
+        call, attempt, now = racer.call, racer.attempt, self._clock.monotonic()
+        if is_first and attempt.reservation is not None:
             # The first attempt would have taken even longer. Without such times the percentile would sink with each hedge,
             # and ever more attempts would seem late. A stopped second attempt has had no time to tell anything.
-            _times(call, call.grant).observe(now - call.grant.at, now)
-        self._admission.outcomes.cancelled(call, CANCELLED)
+            _times(call, attempt.reservation).observe(now - attempt.reservation.at, now)
+        self._admission.outcomes.cancelled(attempt, CANCELLED)
         try:
             await _close(racer.task)
         finally:
             usage = _usage_of_loser(racer)
-            for attempt in call.attempts[-1:]:  # none: it had not begun
-                used = usage or self._admission.costs.usage_by(call, racer.target, now)
-                _end(attempt, cost_usd(call, racer.target, used), now)
-                attempt.is_cost_reported = not used.estimated
+            used = usage or self._admission.costs.usage_by(call, attempt, now)
+            _end(attempt, cost_usd(call, attempt.target, used), now)
+            attempt.is_cost_reported = not used.estimated
 
 
-def _times(call: Call, grant: Reservation) -> Latency:
-    return grant.gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks)
+def _times(call: Call, reservation: Reservation) -> Latency:
+    return reservation.gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks)
 
 
 def _failure(task: asyncio.Task[Opened]) -> ErrorAnswer | UpstreamFailed | None:
@@ -273,8 +281,8 @@ def _usage_of_loser(racer: Racer) -> Usage | None:
     if isinstance(opened, ErrorAnswer):
         return None
     if isinstance(opened, Whole):
-        return whole_usage(racer.call, opened.usage, opened.body)
-    return streamed_usage(racer.call, CANCELLED, *opened.relay.account())
+        return whole_usage(racer.call, racer.attempt, opened.usage, opened.body)
+    return streamed_usage(racer.call, racer.attempt, CANCELLED, *opened.relay.account())
 
 
 async def _close(task: asyncio.Task[Opened]) -> None:
@@ -295,10 +303,9 @@ def _end(attempt: Attempt, usd: float | None, now: float) -> None:
 
 
 def _merge(call: Call, second: Racer, *, is_last: bool) -> None:
-    """Adds the second attempt to the call's ledger: as the last one, with its grant, if it decides."""
+    """Adds the second attempt to the call's ledger: as the last one if it decides."""
     if is_last:
         call.attempts += second.call.attempts
-        call.grant = second.call.grant
     else:
         call.attempts[-1:-1] = second.call.attempts
 
@@ -342,47 +349,47 @@ class Failover:
         clock: Clock,
         admission: Admission,
         watch: AttemptDeadlines,
-        serve: Callable[[Call], Awaitable[Opened]],
+        serve: Callable[[Call, Attempt], Awaitable[Opened]],
     ) -> None:
-        """`serve` answers a call whose last attempt has failed, or raises GatewayError."""
+        """`serve` answers a call of which this attempt has failed, or raises GatewayError."""
         self._clock = clock
         self._admission = admission
         self._watch = watch
         self._serve = serve
 
-    def places(self, call: Call) -> Sequence[Target]:
-        """Returns the untried targets that the call may use now under its cost rules; empty: it stays where it is."""
+    def places(self, call: Call, attempt: Attempt) -> Sequence[Target]:
+        """Returns the untried targets that the call may use now under its cost rules, while this attempt of it hangs; empty: it
+        stays where it is."""
         places = self._admission.planner.untried(call, self._clock.monotonic())
         if not places:
             return ()
-        budgets, last = self._admission.retries.of(call), call.attempts[-1]
+        budgets = self._admission.retries.of(call)
         made = [attempt for attempt in call.attempts if not attempt.is_refused]
         if len(made) >= budgets.attempts():
             return ()
-        last.cost_usd = self._cost_usd(call)
+        attempt.cost_usd = self._admission.costs.usd(call, attempt.target)
         denied = budgets.denies_money()
-        last.cost_usd = None
+        attempt.cost_usd = None
         return () if denied is not None else places
 
-    def begin(self, call: Call, task: Task, ended: Ended | None = None) -> None:
-        """Starts another attempt, at one of the `places`, of a call whose present attempt hangs in `task`."""
-        last, now = call.attempts[-1], self._clock.monotonic()
+    def begin(self, call: Call, attempt: Attempt, task: Task, ended: Ended | None = None) -> None:
+        """Starts another attempt, at one of the `places`, of a call of which this one hangs in `task`."""
         # For the copy the hanging attempt has failed, so the rules after a failure decide where it goes.
         left = replace(
-            last,
-            ended_at=now,
+            attempt,
+            reservation=None,
+            ended_at=self._clock.monotonic(),
             status=None,
             error_class=ErrorClass.TIMEOUT,
             phase=Phase.SENT,
             never_again=True,
-            cost_usd=self._cost_usd(call),
+            cost_usd=self._admission.costs.usd(call, attempt.target),
         )
         call.skips = {} if call.skips is None else call.skips  # both note theirs there
-        copy = replace(
-            call, attempts=[*call.attempts[:-1], left], grant=None, retry=None, key_cost=None, task=None, comment=None
-        )
+        ledger = [left if one is attempt else one for one in call.attempts]
+        copy = replace(call, attempts=ledger, key_cost=None, task=None, comment=None)
         move = call.other_attempt = copy.other_attempt = MovedAttempt(copy)
-        move.task = asyncio.get_running_loop().create_task(self._make(call, move, task))
+        move.task = asyncio.get_running_loop().create_task(self._make(call, attempt, left, move, task))
         if ended is not None:  # by the task, not in it: one that is called off at once never runs
             move.task.add_done_callback(lambda _: ended(move.opened is not None))
 
@@ -404,9 +411,6 @@ class Failover:
         call.other_attempt = move.call.other_attempt = None  # the copy would lead back to itself
         call.attempts += move.call.attempts[move.met :]
         call.denied = call.denied or move.call.denied
-        if move.opened is not None:
-            # A grant is settled once, so only one of the two may hold it.
-            call.grant, move.call.grant = move.call.grant, None
         return move.opened
 
     def cancel(self, call: Call) -> None:
@@ -416,7 +420,7 @@ class Failover:
             return
         call.other_attempt = move.call.other_attempt = None
         move.task.cancel()
-        self._end(move.call)
+        self._end(move)
         call.attempts[-1:-1] = move.call.attempts[move.met :]
 
     async def abandon(self, call: Call) -> None:
@@ -430,19 +434,19 @@ class Failover:
         if isinstance(move.opened, Stream):
             await move.opened.relay.aclose()
 
-    async def _make(self, call: Call, move: MovedAttempt, task: Task) -> None:
+    async def _make(self, call: Call, attempt: Attempt, left: Attempt, move: MovedAttempt, task: Task) -> None:
         copy = move.call
         try:
-            opened = await self._serve(copy)
+            opened = await self._serve(copy, left)
             # The call's own attempt hangs, so its target may still serve the call.
             ledger, plan = [*call.attempts, *copy.attempts[move.met :]], self._admission.planner.plan(call)
             if not isinstance(opened, ErrorAnswer) or is_final(ledger, plan, call.model.retries):
                 move.opened = opened
         except GatewayError:
-            self._end(copy)  # a retry that was booked was never sent; the first attempt goes on
+            pass  # the first attempt goes on
         except Exception:
             log.exception("moving a call failed")
-            self._end(copy)
+            self._end(move)
             return
         if move.opened is not None:
             # The call's own task wakes as if it were late, and finds this answer by `outcome`.
@@ -450,31 +454,18 @@ class Failover:
             return
         if copy.not_expressible is not None:  # to find that out once is enough
             call.not_expressible = {**copy.not_expressible, **(call.not_expressible or {})}
-        own = call.attempts[-1:]  # none: its target could not be told the call
-        if call.other_attempt is move and own and own[0].ended_at is None:  # it still hangs, and may move again
+        is_listed = any(one is attempt for one in call.attempts)  # else its target could not be told the call
+        if call.other_attempt is move and is_listed and attempt.ended_at is None:  # it still hangs, and may move again
             call.other_attempt = copy.other_attempt = None
             call.attempts[-1:-1] = copy.attempts[move.met :]
             call.denied = call.denied or copy.denied
 
-    def _end(self, copy: Call) -> None:
-        """Ends the copy's attempt, which is not needed: settles what it reserved, and estimates its cost."""
-        self._admission.outcomes.cancelled(copy, CANCELLED)
-        last = copy.attempts[-1]
-        if last.ended_at is None:
-            last.cost_usd = self._cost_usd(copy)
-            last.ended_at = self._clock.monotonic()
-            last.status = None
-            last.error_class = CANCELLED
-
-    def _cost_usd(self, call: Call) -> float | None:
-        target = find_target(call)
-        return None if target is None else self._admission.costs.usd(call, target)
-
-
-def find_target(call: Call) -> Target | None:
-    """Returns the target of the call's present attempt; None: the config no longer names it."""
-    name = call.attempts[-1].target
-    return next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == name), None)
+    def _end(self, move: MovedAttempt) -> None:
+        """Ends what a move has under way, which is not needed: settles what it reserved, and estimates its cost."""
+        for one in move.call.attempts[move.met :]:
+            self._admission.outcomes.cancelled(one, CANCELLED)
+            if one.ended_at is None:
+                _end(one, self._admission.costs.usd(move.call, one.target), self._clock.monotonic())
 
 
 def _move_of(call: Call) -> MovedAttempt | None:
@@ -497,6 +488,7 @@ class Hanging(NamedTuple):
 
     task: Task
     ends_at: float
+    attempt: Attempt
     call: Call
     usual: UsualTimes
     clocks: Clocks
@@ -533,17 +525,17 @@ class Suspects:
         self._stay_until: dict[Task, float] = {}
         self._known: dict[tuple[Responsiveness, bool, bool], UsualTimes] = {}  # of this look
 
-    def look(self, opens: Open, now: float) -> None:
+    def look(self, opens: OpenAttempts, now: float) -> None:
         """Judges all open attempts; called a few times a second while there are any."""
         self._known.clear()
         self._stay_until = {task: until for task, until in self._stay_until.items() if until > now and task in opens}
         groups: dict[Responsiveness, tuple[Gate, list[Hanging]]] = {}
-        for task, (ends_at, call) in opens.items():
-            grant = call.grant
-            if grant is not None and now - call.attempts[-1].started_at >= LOOK_AFTER_S:
-                gate = grant.gate
+        for task, (ends_at, attempt, call) in opens.items():
+            reservation = attempt.reservation
+            if reservation is not None and now - attempt.started_at >= LOOK_AFTER_S:
+                gate = reservation.gate
                 _, group = groups.setdefault(gate.health.responsiveness, (gate, []))
-                group.append(self._hanging(gate, task, ends_at, call, now))
+                group.append(self._hanging(gate, task, ends_at, attempt, call, now))
         for responsiveness, suspect in [*self._suspects.items()]:
             if responsiveness.unserved_s(now) < now - suspect.since:
                 # The target has served somebody since it became suspect.
@@ -556,23 +548,15 @@ class Suspects:
         for gate, group in groups.values():
             self._look_at(gate, group, now)
 
-    def _hanging(self, gate: Gate, task: Task, ends_at: float, call: Call, now: float) -> Hanging:
-        target = find_target(call)
-        clocks = _NO_CLOCKS if target is None else clocks_of(target, call)
-        return Hanging(
-            task,
-            ends_at,
-            call,
-            self._usual(gate.health.responsiveness, call),
-            clocks,
-            now - call.attempts[-1].answered_at,
-        )
+    def _hanging(self, gate: Gate, task: Task, ends_at: float, attempt: Attempt, call: Call, now: float) -> Hanging:
+        usual, clocks = self._usual(gate.health.responsiveness, call), clocks_of(attempt.target, call)
+        return Hanging(task, ends_at, attempt, call, usual, clocks, now - attempt.answered_at)
 
     def _look_at(self, gate: Gate, group: Sequence[Hanging], now: float) -> None:
         for one in group:
             if one.call.stream and one.clocks.first_event_s is None:
                 limit_s = first_event_s(one.usual, thinks=self._thinks(gate, one.call)) + one.clocks.connect_s
-                self._watch.shorten(one.task, one.call.attempts[-1].started_at + limit_s)
+                self._watch.shorten(one.task, one.attempt.started_at + limit_s)
         # Only a few may move at a time: those that have waited longest go first.
         oldest_first = sorted(group, key=lambda one: one.call.received_at)
         witnesses = [one for one in oldest_first if one.clocks.suspect_in_flight]
@@ -603,7 +587,7 @@ class Suspects:
         shortest_s = min(deadlines, default=inf)
         at_least = min([one.clocks.suspect_in_flight for one in witnesses])
         waiting = [
-            SilentAttempt(one.call.attempts[-1].started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
+            SilentAttempt(one.attempt.started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
             for one in witnesses
         ]
         why = is_suspect(waiting, at_least, unserved_s)
@@ -654,8 +638,8 @@ class Suspects:
         call = one.call
         if (call.stream and not call.deadline_is_callers) or len(call.model.plan) < 2:
             return False
-        started_at = call.attempts[-1].started_at
-        met = {attempt.target for attempt in call.attempts}
+        started_at = one.attempt.started_at
+        met = {attempt.target.name for attempt in call.attempts}
         following = next((target for target in call.model.plan if target.name not in met), None)
         if following is None:
             return False
@@ -690,9 +674,9 @@ class Suspects:
         if self._stay_until.get(one.task, -inf) > now:
             return False
         beside = self._watch.beside(one.task)
-        places = self._moves.places(one.call)
+        places = self._moves.places(one.call, one.attempt)
         if beside is not None:
-            places = [place for place in places if place.name != beside.attempts[-1].target]
+            places = [place for place in places if place.name != beside.target.name]
         if places:
             return True
         self._stay_until[one.task] = now + STAYS_S
@@ -713,10 +697,12 @@ class Suspects:
         self._stay_until[one.task] = now + STAYS_S  # if nothing comes of it
         bound.moved()
         if isinstance(bound, Suspicion):
-            self._moves.begin(call, one.task, lambda is_answered: bound.ended(is_answered=is_answered))
+            self._moves.begin(call, one.attempt, one.task, lambda is_answered: bound.ended(is_answered=is_answered))
         else:
-            waited_s = now - call.attempts[-1].started_at
-            self._moves.begin(call, one.task, partial(self._prove, bound, now, waited_s / one.clocks.suspect_factor))
+            waited_s = now - one.attempt.started_at
+            self._moves.begin(
+                call, one.attempt, one.task, partial(self._prove, bound, now, waited_s / one.clocks.suspect_factor)
+            )
 
     def _prove(self, moves: StallMoves, moved_at: float, soon_s: float, is_answered: bool) -> None:
         """Notes the end of a move: an answer in a small part of the time that the first attempt had hung proves it right."""
@@ -749,8 +735,5 @@ def _stalls(one: Hanging, trial_after_s: float) -> bool:
 def _is_probe(one: Hanging, gate: Gate) -> bool:
     """Returns whether the call is one of the probes that try the target again."""
     breakers = (gate.health.breaker, gate.health.target_breaker)
-    started_at = one.call.attempts[-1].started_at
+    started_at = one.attempt.started_at
     return any(breaker.state == "half_open" and started_at >= breaker.probe_at for breaker in breakers)
-
-
-_NO_CLOCKS = Clocks(inf, inf, inf, inf, inf, first_event_s=inf, suspect_in_flight=0)

@@ -1,17 +1,111 @@
-"""Decides what follows a failure: try again, wait, or give up. One decision for all of a call's attempts.
+"""The attempts of a call, and what follows a failure: try again, wait, or give up. One decision for all attempts of a call.
 
-A pure function of the attempt ledger, the plan, the budgets, the deadline, the time and one random draw.
+The decision is a pure function of the attempt ledger, the plan, the budgets, the deadline, the time and one random draw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
 from math import inf
 from typing import NamedTuple, Protocol
 
 from gateway.core.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, Retries
+from gateway.core.health.target_health import Doubt
+from gateway.core.limits.reservation import Reservation
+from gateway.core.openai.usage import added
 from gateway.core.snapshot import Target
-from gateway.core.types import PASSING, Attempt, ErrorClass, Phase
+from gateway.core.types import PASSING, ErrorClass, Gap, Phase, Skip, Skips, Usage
+
+# --- the ledger of a call: its attempts, and how it is shown ---
+
+FIRST_SHOWN, LAST_SHOWN = 5, 20
+"""The attempts of a call that headers and errors show: this many of the first, this many of the last."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One try of one call at one target. Times are monotonic seconds; `result` is a status or an error class.
+
+    It owns what it has reserved, and belongs to one call. Admission makes it, and it is listed in its call's ledger once it
+    begins; one that is never sent is never listed.
+    """
+
+    target: Target
+    started_at: float
+    first_byte_at: float | None = None
+    ended_at: float | None = None
+    status: int | None = None
+    error_class: str | None = None
+    upstream_request_id: bytes | None = None
+    detail: str | None = None
+    """A description of the failure, for the log."""
+    phase: Phase | None = None
+    """The progress of the attempt when it failed."""
+    is_refused: bool = False
+    """The target refused the attempt because of a rate limit: target and call wait, and it counts as no failure."""
+    retry_at: float = 0.0
+    """The moment before which the call, refused for its rate, does not go to the target again, whoever else does."""
+    never_again: bool = False
+    """The target can never serve this call, whatever the time."""
+    should_retry: bool | None = None
+    """The provider's own `x-should-retry`; None: it says nothing."""
+    is_trial: bool = False
+    """The attempt found out whether a target in trouble serves again: that it failed is no failure of the call's."""
+    is_callers: bool = False
+    """The attempt used the caller's own credential."""
+    is_reported: bool = False
+    """The target's breaker has counted the attempt's result."""
+    last_activity_at: float = 0.0
+    """The time of the target's last sign of life before its first event: a 1xx, a comment, or a part of a body."""
+    cost_usd: float | None = None
+    """The cost in US dollars, estimated if the attempt failed after it was sent; None: the model has no price."""
+    discarded: Usage | None = None
+    """The usage of its answer, where that was not given to the client, and another attempt has taken its place."""
+    gaps: Sequence[Gap] = ()
+    """What was lost when the request was put into the target's language."""
+    refuses_loss: bool = False
+    """Nothing may be lost by that: the call is then not sent."""
+    remembers_for: str | None = None
+    """The tenant for whom what signs its answer is remembered; None: it is not."""
+    requests: int = 1
+    """How many requests it took at the target."""
+    is_cost_reported: bool = False
+    """The cost is of the usage that the provider has reported, and no estimate."""
+    served_by_then: int = 0
+    """Set when it failed: more answers than these, and the target has served a call that was sent after the failure."""
+    reservation: Reservation | None = None
+    """What it has taken from its target's limits; None: nothing, or it has been given back."""
+
+    @property
+    def answered_at(self) -> float:
+        """Returns the time of the target's last sign of life; before the first one, the time at which the attempt was sent."""
+        return max(self.started_at, self.first_byte_at or 0.0, self.last_activity_at)
+
+    def __str__(self) -> str:
+        result = self.status if self.status is not None else self.error_class
+        if self.error_class is None or self.ended_at is None:
+            return f"{self.target.name}:{result}"
+        return f"{self.target.name}:{result}({self.ended_at - self.started_at:.1f}s)"
+
+
+def shown(attempts: Sequence[Attempt], between: str = " ", skips: Skips | None = None) -> str:
+    """Returns the attempts in one line, each skip at its place among them; of very many only the first and the last."""
+    trail: list[Attempt | Skip] = [*attempts]
+    for number, skip in enumerate(sorted(skips.values(), key=_after) if skips else ()):
+        trail.insert(skip.after + number, skip)
+    if len(trail) <= FIRST_SHOWN + LAST_SHOWN:
+        return between.join(map(str, trail))
+    left_out = f"({len(trail) - FIRST_SHOWN - LAST_SHOWN} more)"
+    return between.join([*map(str, trail[:FIRST_SHOWN]), left_out, *map(str, trail[-LAST_SHOWN:])])
+
+
+def _after(skip: Skip) -> int:
+    return skip.after
+
+
+# --- what follows a failure ---
 
 _FINAL = ClassRule(Action.PASS_THROUGH)
 _NEVER_AGAIN = ClassRule(Action.NEXT_TARGET)
@@ -28,15 +122,6 @@ class Plan(NamedTuple):
     """The targets of the model's fallbacks."""
     context: Sequence[Target] = ()
     """The targets of the model's context fallbacks, used only by a call that is too long for the others."""
-
-
-class Doubt(NamedTuple):
-    """A target's state after several failed calls have already been sent there to find out whether it serves."""
-
-    tried_since: float | None
-    """The time at which the oldest call that still waits for the target's answer began; None: no call waits."""
-    has_failed: bool
-    """The calls that have ended there have all failed, one after the other."""
 
 
 class Budgets(Protocol):
@@ -202,9 +287,9 @@ def concerns_target_alone(ledger: Sequence[Attempt], plan: Plan) -> bool:
     """
     last = ledger[-1]
     bad = [one for one in ledger if one.error_class == ErrorClass.BAD_REQUEST and _rules_out_target(one)]
-    if not _rules_out_target(last) or (last in bad and len({one.target.rpartition("/")[2] for one in bad}) > 1):
+    if not _rules_out_target(last) or (last in bad and len({one.target.name.rpartition("/")[2] for one in bad}) > 1):
         return False
-    return _is_preceded(last.target, ledger, _reach(ledger, plan))
+    return _is_preceded(last.target.name, ledger, _reach(ledger, plan))
 
 
 def backoff_s(backoff: Backoff, failures: int, u: float) -> float:
@@ -224,13 +309,13 @@ def _rules_out_target(attempt: Attempt) -> bool:
 
 def _is_beside(attempt: Attempt, ledger: Sequence[Attempt], plan: Plan) -> bool:
     """Returns whether the answer ruled out its target while one that goes before it may still serve: it takes no attempt."""
-    return _rules_out_target(attempt) and _is_preceded(attempt.target, ledger, plan)
+    return _rules_out_target(attempt) and _is_preceded(attempt.target.name, ledger, plan)
 
 
 def _is_preceded(name: str, ledger: Sequence[Attempt], plan: Plan) -> bool:
     """Returns whether a target that may still serve the call goes before the one of this name, which has been tried."""
     order = {**{one.name: inf for one in plan.others}, **{one.name: one.order for one in plan.own}}
-    tried = [attempt.target for attempt in ledger]
+    tried = [attempt.target.name for attempt in ledger]
     before = order.get(name, inf), tried.index(name)
     left = _left(plan, ledger)
     return any(
@@ -241,7 +326,7 @@ def _is_preceded(name: str, ledger: Sequence[Attempt], plan: Plan) -> bool:
 
 def _reach(ledger: Sequence[Attempt], plan: Plan) -> Plan:
     """Returns the plan; of a call that is too long only the larger windows, unless it is so for fallbacks alone."""
-    too_long = [attempt.target for attempt in ledger if attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED]
+    too_long = [attempt.target.name for attempt in ledger if attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED]
     if not too_long:
         return plan
     larger = Plan(plan.context)
@@ -251,12 +336,12 @@ def _reach(ledger: Sequence[Attempt], plan: Plan) -> Plan:
 
 def _left(plan: Plan, ledger: Sequence[Attempt]) -> Plan:
     """Returns the plan without the targets that can never serve this call."""
-    out = {attempt.target for attempt in ledger if attempt.never_again}
+    out = {attempt.target.name for attempt in ledger if attempt.never_again}
     return Plan(*([target for target in targets if target.name not in out] for targets in plan))
 
 
 def _fresh(targets: Sequence[Target], failures: Sequence[Attempt]) -> list[Target]:
-    met = {attempt.target for attempt in failures}
+    met = {attempt.target.name for attempt in failures}
     return [target for target in targets if target.name not in met]
 
 
@@ -335,7 +420,7 @@ def _next_target(
     own = [target.name for target in left.own]
     last = failures[-1]
     counted = [attempt for attempt in failures if not attempt.is_trial]
-    spent = sum([attempt.target in own and attempt.error_class == last.error_class for attempt in counted])
+    spent = sum([attempt.target.name in own and attempt.error_class == last.error_class for attempt in counted])
     until = now + backoff_s(retries.backoff, len(counted), u)
     fresh, fresh_others = _fresh(left.own, failures), _fresh(left.others, failures)
     tried_own = [target for target in left.own if target not in fresh]
@@ -387,4 +472,12 @@ def _again(targets: Sequence[Target], failures: Sequence[Attempt], budgets: Budg
 
 
 def _count(failures: Sequence[Attempt], target: Target) -> int:
-    return sum([attempt.target == target.name for attempt in failures])
+    return sum([attempt.target.name == target.name for attempt in failures])
+
+
+def usage_in_all(attempts: Sequence[Attempt], usage: Usage | None) -> Usage | None:
+    """Returns what a call has used in all, with the `usage` of the attempt that gave the answer; None: nobody knows."""
+    parts = [one.discarded for one in attempts if one.discarded is not None]
+    if usage is not None:
+        parts.append(usage)
+    return reduce(added, parts) if parts else None

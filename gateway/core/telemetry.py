@@ -26,12 +26,13 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from gateway.core.call import CacheOutcome, Call, CallRecord
+from gateway.core.call import CacheOutcome, Call, CallRecord, deciding_attempt
 from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics, MetricTable
 from gateway.core.openai.usage import costs_nothing
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Model
-from gateway.core.types import ALL_TEXT, Attempt, ErrorClass, Lane, Usage
+from gateway.core.types import ALL_TEXT, ErrorClass, Lane, Usage
 
 # --- what one ended call adds to the metrics ---
 
@@ -110,12 +111,12 @@ class CallCounter:
             self._count_any(record)
             return
         (attempt,) = attempts
-        series = self._plain.get((call.model.name, call.key.name, attempt.target))
+        series = self._plain.get((call.model.name, call.key.name, attempt.target.name))
         if series is None or series.model is not call.model:
-            if not _is_own(call, attempt.target):
+            if not _is_own(call, attempt.target.name):
                 self._count_any(record)
                 return
-            series = self._bind(call, attempt.target)
+            series = self._bind(call, attempt.target.name)
         if attempt.error_class is not None or attempt.first_byte_at is None or attempt.gaps or usage.cache_written:
             self._count_any(record)
             return
@@ -168,13 +169,13 @@ class CallCounter:
         self._metrics.overhead.observe((), record.overhead_s)
         for attempt in call.attempts:
             error_class = attempt.error_class
-            self._metrics.attempts.totals[attempt.target, error_class or "ok"] += 1
+            self._metrics.attempts.totals[attempt.target.name, error_class or "ok"] += 1
             for gap in attempt.gaps:
-                self._metrics.lossy_fields.totals[attempt.target, gap.field, gap.how] += 1
+                self._metrics.lossy_fields.totals[attempt.target.name, gap.field, gap.how] += 1
             if error_class is not None and error_class == ErrorClass.UNKNOWN:
-                self._metrics.unknown.totals[(attempt.target,)] += 1
+                self._metrics.unknown.totals[(attempt.target.name,)] += 1
             if attempt.first_byte_at is not None:  # of each that got one, whatever came of it
-                self._metrics.first_byte.observe((attempt.target,), attempt.first_byte_at - attempt.started_at)
+                self._metrics.first_byte.observe((attempt.target.name,), attempt.first_byte_at - attempt.started_at)
         for skip in (call.skips or {}).values():
             self._metrics.skips.totals[skip.target, skip.reason] += 1
         if len(call.attempts) > 1 and record.outcome == "ok":
@@ -182,8 +183,9 @@ class CallCounter:
         if record.retries_usd:
             self._metrics.retries_cost.totals[model, key] += record.retries_usd
             self._metrics.estimated_retries_cost.totals[model, key] += record.estimated_retries_usd
-        if call.attempts:
-            target = call.attempts[-1].target
+        last = deciding_attempt(call)
+        if last is not None:
+            target = last.target.name
             if record.outcome == "ok" and not _is_own(call, target):
                 self._metrics.fallbacks.totals[model, target, call.attempts[0].error_class or NOTHING_FAILED] += 1
             self._count_usage(record, model, key, target)
@@ -512,7 +514,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         request_id, path, status, code = record
         return {"time": stamp, "event": "refused", "id": request_id, "path": path[:200], "status": status, "code": code}
     call, usage = record.call, record.usage
-    last = call.attempts[-1] if call.attempts else None
+    last = deciding_attempt(call)
     return {
         "time": stamp,
         "event": "call",
@@ -526,7 +528,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         "lane": call.lane,
         "status": record.status,
         "outcome": record.outcome,
-        "target": last.target if last else None,
+        "target": last.target.name if last else None,
         "attempts": [str(attempt) for attempt in call.attempts[-MOST_ATTEMPTS:]],
         "failures": [
             _failure(attempt) for attempt in call.attempts[-MOST_ATTEMPTS:] if attempt.error_class is not None
@@ -628,7 +630,7 @@ def _rounded(value: float | None, places: int) -> float | None:
 def _failure(attempt: Attempt) -> dict[str, str]:
     """What went wrong, how far it had come, and by which id the provider knows of it."""
     failure = {
-        "target": attempt.target,
+        "target": attempt.target.name,
         "class": attempt.error_class,
         "phase": attempt.phase,
         "detail": attempt.detail,
@@ -681,7 +683,7 @@ class JsonLines:
         )
         return (
             f'{{"time":"{_second(second)}.{millisecond:03d}Z","event":"call","id":{orjson.dumps(call.id).decode()},'
-            f'{who},{_how(record.status, record.outcome, attempt.target, attempt.status)},"upstream_request_id":'
+            f'{who},{_how(record.status, record.outcome, attempt.target.name, attempt.status)},"upstream_request_id":'
             f"{'null' if provided_id is None else orjson.dumps(provided_id.decode('latin-1')).decode()},"
             f'"input_tokens":{usage.input},"output_tokens":{usage.output},"cached_tokens":{usage.cached},'
             f'"usage_estimated":{"true" if usage.estimated else "false"},'

@@ -190,10 +190,6 @@ EMULATOR = "emulator://"
 """Begins the base URL of a provider that is answered inside the process."""
 
 
-FIRST_SHOWN, LAST_SHOWN = 5, 20
-"""The attempts of a call that headers and errors show: this many of the first, this many of the last."""
-
-
 MOST_BODY_BYTES = 20_000_000
 """The longest body where no provider is known to take more."""
 
@@ -332,66 +328,6 @@ FindUnsupportedFields = Callable[[dict[str, Any]], Sequence[Gap]]
 """Returns what of a parsed request would not reach a target as it was said."""
 
 
-@dataclass(slots=True)
-class Attempt:
-    """One try of one call at one target. Times are monotonic seconds; `result` is a status or an error class."""
-
-    target: str
-    started_at: float
-    first_byte_at: float | None = None
-    ended_at: float | None = None
-    status: int | None = None
-    error_class: str | None = None
-    upstream_request_id: bytes | None = None
-    detail: str | None = None
-    """A description of the failure, for the log."""
-    phase: Phase | None = None
-    """The progress of the attempt when it failed."""
-    is_refused: bool = False
-    """The target refused the attempt because of a rate limit: target and call wait, and it counts as no failure."""
-    retry_at: float = 0.0
-    """The moment before which the call, refused for its rate, does not go to the target again, whoever else does."""
-    never_again: bool = False
-    """The target can never serve this call, whatever the time."""
-    should_retry: bool | None = None
-    """The provider's own `x-should-retry`; None: it says nothing."""
-    is_trial: bool = False
-    """The attempt found out whether a target in trouble serves again: that it failed is no failure of the call's."""
-    is_callers: bool = False
-    """The attempt used the caller's own credential."""
-    is_reported: bool = False
-    """The target's breaker has counted the attempt's result."""
-    last_activity_at: float = 0.0
-    """The time of the target's last sign of life before its first event: a 1xx, a comment, or a part of a body."""
-    cost_usd: float | None = None
-    """The cost in US dollars, estimated if the attempt failed after it was sent; None: the model has no price."""
-    discarded: Usage | None = None
-    """The usage of its answer, where that was not given to the client, and another attempt has taken its place."""
-    gaps: Sequence[Gap] = ()
-    """What was lost when the request was put into the target's language."""
-    refuses_loss: bool = False
-    """Nothing may be lost by that: the call is then not sent."""
-    remembers_for: str | None = None
-    """The tenant for whom what signs its answer is remembered; None: it is not."""
-    requests: int = 1
-    """How many requests it took at the target."""
-    is_cost_reported: bool = False
-    """The cost is of the usage that the provider has reported, and no estimate."""
-    served_by_then: int = 0
-    """Set when it failed: more answers than these, and the target has served a call that was sent after the failure."""
-
-    @property
-    def answered_at(self) -> float:
-        """Returns the time of the target's last sign of life; before the first one, the time at which the attempt was sent."""
-        return max(self.started_at, self.first_byte_at or 0.0, self.last_activity_at)
-
-    def __str__(self) -> str:
-        result = self.status if self.status is not None else self.error_class
-        if self.error_class is None or self.ended_at is None:
-            return f"{self.target}:{result}"
-        return f"{self.target}:{result}({self.ended_at - self.started_at:.1f}s)"
-
-
 class SkipReason(StrEnum):
     """What kept a call away from a target, besides limits, which have names of their own."""
 
@@ -428,21 +364,6 @@ class Skip(NamedTuple):
 
 Skips = dict[str, Skip]
 """The skips by the target's name, in the order in which the call went past them."""
-
-
-def shown(attempts: Sequence[Attempt], between: str = " ", skips: Skips | None = None) -> str:
-    """Returns the attempts in one line, each skip at its place among them; of very many only the first and the last."""
-    trail: list[Attempt | Skip] = [*attempts]
-    for number, skip in enumerate(sorted(skips.values(), key=_after) if skips else ()):
-        trail.insert(skip.after + number, skip)
-    if len(trail) <= FIRST_SHOWN + LAST_SHOWN:
-        return between.join(map(str, trail))
-    left_out = f"({len(trail) - FIRST_SHOWN - LAST_SHOWN} more)"
-    return between.join([*map(str, trail[:FIRST_SHOWN]), left_out, *map(str, trail[-LAST_SHOWN:])])
-
-
-def _after(skip: Skip) -> int:
-    return skip.after
 
 
 RawHeaders = Sequence[tuple[bytes, bytes]]

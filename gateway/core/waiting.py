@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from gateway.core.call import Call
+from gateway.core.call import Call, deciding_attempt
 from gateway.core.errors import GatewayOverloaded
 from gateway.core.types import LANES, Lane, QueueBounds
 
@@ -32,7 +32,8 @@ order of due time.
 
 def waiting_for(call: Call) -> bytes:
     """Returns the comment for a call that is not held: it names the target whose answer the call waits for."""
-    return b"waiting for " + call.attempts[-1].target.encode() if call.attempts else b"waiting"
+    attempt = deciding_attempt(call)
+    return b"waiting" if attempt is None else b"waiting for " + attempt.target.name.encode()
 
 
 class KeepAlive:

@@ -18,6 +18,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Accounts, answer_headers
 from gateway.core.openai.headers import response_headers
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Target
 from gateway.core.types import UpstreamFailed
 from gateway.dialects import shapes
@@ -70,7 +71,7 @@ class TokenCounts(CallFeature):
             answer = await self._fetch(call, target)
             if answer is not None and self._is_last_word(call, answer):
                 outcome = answer.error_class if isinstance(answer, ErrorAnswer) else "ok"
-                self._accounts.settle(call, answer.status, outcome, target=target)
+                self._accounts.settle(call, answer.status, outcome, attempt=answer.attempt)
                 shared = (self._returned if len(call.model.plan) == 1 else self._returned_by_many).keep(answer.headers)
                 return Reply(
                     answer.status, shared + answer_headers(call, self._clock.monotonic()), answer.body, shared=shared
@@ -81,7 +82,7 @@ class TokenCounts(CallFeature):
         """Returns the target's answer; None: there was none."""
         try:
             async with asyncio.timeout(WAIT_S):
-                answer = await dispatch(call, target, self._clock, self._watch)
+                answer = await dispatch(call, Attempt(target, self._clock.monotonic()), self._clock, self._watch)
         except (UpstreamFailed, TimeoutError):
             return None
         return None if isinstance(answer, Stream) else answer
@@ -89,7 +90,7 @@ class TokenCounts(CallFeature):
     def _is_last_word(self, call: Call, answer: Whole | ErrorAnswer) -> bool:
         if answer.status < 300 or answer.status in CALLERS_FAULTS:
             return True
-        is_callers = call.credential is not None and not answer.target.account
+        is_callers = call.credential is not None and not answer.attempt.target.account
         return is_callers and answer.status in CREDENTIALS_FAULTS
 
     def _estimated(self, call: Call) -> Reply:

@@ -20,7 +20,8 @@ from gateway.core.ledger import cost_usd, estimated_usage, known_usd, usage_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
 from gateway.core.openai.usage import ABSURD, LONGEST_ANSWER, add_beside, most_output, plausible, read_usage
 from gateway.core.relay import RawRelay, SseRelay
-from gateway.core.snapshot import Rates, Target, upstream_model
+from gateway.core.retry import Attempt
+from gateway.core.snapshot import Rates, upstream_model
 from gateway.core.types import Usage
 from gateway.features.ownership.objects import read_path
 
@@ -69,7 +70,7 @@ class Deferred(CallFeature):
             if call.endpoint.request == "any" and self.awaits(call):
                 self.shown(call, opened.body)
             if call.endpoint.sse == "responses":
-                opened.usage = self.unfinished(call, opened.target, opened.body) or usage
+                opened.usage = self.unfinished(call, opened.attempt, opened.body) or usage
         return opened
 
     def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
@@ -78,13 +79,13 @@ class Deferred(CallFeature):
 
         def ending(_outcome: str, usage: Usage | None, output_tokens: int) -> None:
             if usage is None:
-                self.cut(call, opened.target, relay, output_tokens)
+                self.cut(call, opened.attempt, relay, output_tokens)
 
         opened.endings += (ending,)
         is_waited_for = isinstance(relay, RawRelay) and call.endpoint.request == "any" and self.awaits(call)
         return self.watched(call, chunks) if is_waited_for else chunks
 
-    def unfinished(self, call: Call, target: Target, body: bytes) -> Usage | None:
+    def unfinished(self, call: Call, attempt: Attempt, body: bytes) -> Usage | None:
         """Returns what a response is taken to use on which the provider goes on working; None: it is complete, or none.
 
         Of the budget of the call's key all that the call has reserved is charged when it is settled.
@@ -92,29 +93,29 @@ class Deferred(CallFeature):
         answer = answer_object(body)
         if answer is None or answer.get("status") not in _UNFINISHED:
             return None
-        usage = self._admission.costs.usage(call, target)
-        self._await(call, target, answer.get("id"), usage)
+        usage = self._admission.costs.usage(call, attempt.target)
+        self._await(call, attempt, answer.get("id"), usage)
         return usage
 
-    def cut(self, call: Call, target: Target, relay: object, output_tokens: int) -> None:
+    def cut(self, call: Call, attempt: Attempt, relay: object, output_tokens: int) -> None:
         """The stream of a response has ended before it told its usage: one that goes on without its client is charged.
 
         `output_tokens` is the estimate of what has come by its `relay`.
         """
         if call.reserved is not None and call.endpoint.sse == "responses" and _runs_on(call):
             id = relay.response_id if isinstance(relay, SseRelay) else None
-            self._await(call, target, id, estimated_usage(call, output_tokens))
+            self._await(call, attempt, id, estimated_usage(call, attempt, output_tokens))
 
-    def _await(self, call: Call, target: Target, id: object, usage: Usage | None) -> None:
+    def _await(self, call: Call, attempt: Attempt, id: object, usage: Usage | None) -> None:
         """Has all that the call has reserved charged, until the response reports what it has used."""
         reserved = call.reserved
         if reserved is None:
             return
         reserved.is_charged = True
-        rates = target.find_rates(upstream_model(call, target))
+        rates = attempt.target.find_rates(upstream_model(call, attempt.target))
         if rates is not None and isinstance(id, str):
-            retries_usd = known_usd(call.attempts[:-1]) or 0.0
-            charged_usd = max(cost_usd(call, target, usage) or 0.0, reserved.usd - retries_usd)
+            retries_usd = known_usd([one for one in call.attempts if one is not attempt]) or 0.0
+            charged_usd = max(cost_usd(call, attempt.target, usage) or 0.0, reserved.usd - retries_usd)
             if len(self._charges) >= MOST:
                 del self._charges[next(iter(self._charges))]
             most = most_output(call.max_tokens, 1)

@@ -13,14 +13,16 @@ import yaml
 from gateway.core.call import CacheOutcome
 from gateway.core.errors import GatewayError
 from gateway.core.http.server import HttpServer, bind
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Policies
-from gateway.core.types import Attempt, Endpoint, Usage
+from gateway.core.types import Endpoint, Usage
 from gateway.features.reuse.http import cache_routes
 from gateway.features.reuse.inspect import Savings
 from gateway.routes import build_app
 from tests.e2e.harness import ADMIN_KEY, KEYS, config_of
 from tests.support.configs import load_text
 from tests.support.flow import Bench, Recorder, ScriptedUpstream
+from tests.support.targets import target_named
 
 KEY = bytes(range(32))
 
@@ -83,7 +85,7 @@ def saved(*ended: CacheOutcome) -> Savings:
     """What comes of calls that fared so, as `req_1`, `req_2` …; whoever was not spared went to a provider."""
     bench, savings = Bench([ScriptedUpstream()]), Savings()
     for number, replay in enumerate(ended, 1):
-        attempts = [] if replay.layer else [Attempt("a/m", 1.0)]
+        attempts = [] if replay.layer else [Attempt(target_named("a/m"), 1.0)]
         savings.note(bench.call(id=f"req_{number}", replay=replay, attempts=attempts))
     return savings
 

@@ -116,16 +116,16 @@ class Replica:
         """One call from its admission to its end; whether it was let in."""
         call = self.bench.call(received_at=self.clock.now, **{"deadline": self.clock.now + 30, **changes})
         try:
-            await self.admission.enter(call)
+            attempt = await self.admission.enter(call)
         except GatewayError as error:
             self.refused.append(error)
-            self.admission.outcomes.settle(call, None)
+            self.admission.outcomes.settle(call, None, None)
             return False
         self.admitted.append(self.clock.now)
         if lasts_s:
             await self.clock.sleep(lasts_s)
-        self.admission.outcomes.answered(call, [])
-        self.admission.outcomes.settle(call, usage)
+        self.admission.outcomes.answered(call, attempt, [])
+        self.admission.outcomes.settle(call, attempt, usage)
         return True
 
     async def offer(self, per_s: float, for_s: float, **how: object) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.core.openai.usage import ABSURD, LONGEST_ANSWER
 from gateway.core.request_fields import peek
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Key
-from gateway.core.types import Attempt
 from tests.core.test_hedge import Track, turns
 from tests.features.output.test_repaired_calls import BAD, GOOD, RULE, answer, bench_of
 from tests.support.flow import CHAT, RESPONSES, Bench, Script, ScriptedUpstream, streamed, whole

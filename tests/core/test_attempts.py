@@ -12,7 +12,8 @@ from gateway.core.call import Call
 from gateway.core.errors import GatewayError, NoTargetAvailable
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
-from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase, UpstreamFailed
+from gateway.core.retry import Attempt
+from gateway.core.types import Endpoint, ErrorClass, Phase, UpstreamFailed
 from tests.rows import rows
 from tests.support.faults import leftovers
 from tests.support.flow import Bench, Script, ScriptedUpstream, failed, whole
@@ -43,8 +44,8 @@ async def test_the_ledger_tells_of_every_attempt() -> None:
     await bench.serve()
 
     one, two, three = bench.account.call.attempts
-    assert (one.target, one.error_class, one.phase) == ("p0/m", ErrorClass.CONNECTION, Phase.NOTHING_SENT)
-    assert (two.target, two.status, two.error_class, two.phase) == (
+    assert (one.target.name, one.error_class, one.phase) == ("p0/m", ErrorClass.CONNECTION, Phase.NOTHING_SENT)
+    assert (two.target.name, two.status, two.error_class, two.phase) == (
         "p1/m",
         500,
         ErrorClass.SERVER_ERROR,
@@ -266,16 +267,25 @@ def test_a_booked_retry_that_goes_elsewhere_keeps_the_books_straight() -> None:
     run(story)
 
 
-async def test_a_retry_that_is_booked_again_is_booked_once() -> None:
-    """What was decided was out of date, and the second decision was to wait again."""
-    bench = Bench([ScriptedUpstream()], retries=DEFAULT)
+async def test_a_retry_that_is_not_made_is_booked_no_more() -> None:
+    """Its client leaves while it waits for its turn; the target's tokens are there for others."""
+    bench = Bench([ScriptedUpstream()], retries=DEFAULT, limits=[Limits(max_concurrency=1)])
     admission = bench.admission
-    call = bench.call()
-    call.attempts.append(Attempt("p0/m", 0.0, error_class=ErrorClass.SERVER_ERROR, phase=Phase.ANSWERED))
+    other, call = bench.call(), bench.call()
+    (target,) = call.model.targets
+    failed = Attempt(target, 0.0, error_class=ErrorClass.SERVER_ERROR, phase=Phase.ANSWERED)
+    call.attempts.append(failed)
+    running = await admission.enter(other)
 
     for _ in range(2):
-        assert admission.retries.book(call, call.model.targets, admission.retries.of(call))
-    admission.outcomes.settle(call, None)
+        retry = admission.retries.book(call, failed, target)
+        assert retry is not None
+        entering = asyncio.ensure_future(admission.enter(call, [target], failed, retry))
+        await asyncio.sleep(0)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+    admission.outcomes.settle(other, running, None)
 
     assert leftovers(bench) == []
     assert admission.gates.lines["p0/m"].gate.health.tokens.level(500.0) == 500.0
@@ -398,7 +408,7 @@ def test_calls_keep_nothing_of_their_attempts() -> None:
         await city.call()
         call: Call = city.bench.account.call
 
-        assert call.grant is None
+        assert [one.reservation for one in call.attempts] == [None, None]
         assert call.held is None
         assert call.settled
         await city.settle()

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.call import Call, CallRecord
+from gateway.core.retry import Attempt
 from gateway.core.telemetry import MOST_ATTEMPTS, CallLog
-from gateway.core.types import Attempt, Phase, Usage, UsageParts
+from gateway.core.types import Phase, Usage, UsageParts
 from tests.core.test_telemetry import record, spared
 from tests.rows import rows
 from tests.support.flow import Bench, ScriptedUpstream
+from tests.support.targets import target_named
 
 CALL = Bench([ScriptedUpstream()]).call()
 WHEN = 1_800_000_000.123
@@ -58,7 +60,7 @@ def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
         "lane": call.lane,
         "status": one.status,
         "outcome": one.outcome,
-        "target": last.target if last else None,
+        "target": last.target.name if last else None,
         "attempts": [str(attempt) for attempt in shown],
         "failures": [failure(attempt) for attempt in shown if attempt.error_class is not None],
         "upstream_request_id": text(last.upstream_request_id) if last else None,
@@ -107,7 +109,7 @@ def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
 
 def failure(attempt: Attempt) -> dict[str, Any]:
     told = {
-        "target": attempt.target,
+        "target": attempt.target.name,
         "class": attempt.error_class,
         "phase": attempt.phase,
         "detail": attempt.detail,
@@ -131,7 +133,7 @@ def line_of(at: float, one: CallRecord, worker: int | None = None) -> bytes:
 
 def served(**changes: object) -> CallRecord:
     """The account of a plain call: one attempt, its answer, its tokens."""
-    attempt = Attempt("p0/m", 100.0, 100.2, 100.5, 200, upstream_request_id=b"req_up-1")
+    attempt = Attempt(target_named("p0/m"), 100.0, 100.2, 100.5, 200, upstream_request_id=b"req_up-1")
     values: dict[str, Any] = {"attempts": [attempt], "id": "req_0123456789abcdef"}
     of_record = {one.name for one in fields(CallRecord)}
     of_call = {name: changes.pop(name) for name in list(changes) if hasattr(CALL, name) and name not in of_record}
@@ -142,7 +144,7 @@ def served(**changes: object) -> CallRecord:
 
 
 def attempted(**changes: object) -> list[Attempt]:
-    return [replace(Attempt("p0/m", 100.0, 100.2, 100.5, 200), **changes)]  # type: ignore[arg-type]  # as above
+    return [replace(Attempt(target_named("p0/m"), 100.0, 100.2, 100.5, 200), **changes)]  # type: ignore[arg-type]  # as above
 
 
 RECORDED = {
@@ -228,7 +230,7 @@ def test_what_is_prepared_for_one_call_is_not_said_of_another() -> None:
         replace(served().call, tenant="other"),
         replace(served().call, stream=True),
         replace(served().call, attempts=attempted(status=201)),
-        replace(served().call, attempts=attempted(target="p1/m")),
+        replace(served().call, attempts=attempted(target=target_named("p1/m"))),
     ]
 
     for call in other:

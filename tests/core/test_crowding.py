@@ -18,7 +18,7 @@ from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import GatewayError
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting
-from gateway.core.types import Attempt, ErrorClass, RawHeaders
+from gateway.core.types import ErrorClass, RawHeaders
 from gateway.emulator.limits import EmulatedBucket
 from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
@@ -99,18 +99,20 @@ class Crowd:
         call = bench.call(received_at=self.clock.now, deadline=self.clock.now + 30)
         try:
             while True:
-                target = await admission.enter(call)
-                call.attempts.append(Attempt(target.name, self.clock.now))
+                attempt = await admission.enter(call)
+                call.attempts.append(attempt)
                 delay_s, headers = await self.taker.ask()
                 if delay_s is None:
-                    admission.outcomes.answered(call, headers)
+                    admission.outcomes.answered(call, attempt, headers)
                     self.codes["ok"] += 1
                     break
-                admission.outcomes.refused(call, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=delay_s), headers)
+                admission.outcomes.refused(
+                    call, attempt, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=delay_s), headers
+                )
         except GatewayError as error:
             self.codes[error.code or ""] += 1
             await self.clock.sleep(0.05)
-        admission.outcomes.settle(call, None)
+        admission.outcomes.settle(call, None, None)
 
     async def press(self, callers: int, for_s: float) -> None:
         """So many of them, evenly over the replicas; returns when all have left."""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.core.answers import Open
+from gateway.core.answers import OpenAttempts
 from gateway.core.errors import DeadlineExceeded, TargetsTimedOut
 from tests.support.flow import ANSWER, Bench, Script, ScriptedUpstream, streamed, whole
 
@@ -134,7 +134,7 @@ async def test_time_runs_out_even_where_somebody_who_looks_fails(caplog: pytest.
     task = asyncio.ensure_future(bench.serve(deadline=bench.clock.now + 9.0, deadline_is_callers=True))
     await turns()
 
-    def fail(_opens: Open, _now: float) -> None:
+    def fail(_opens: OpenAttempts, _now: float) -> None:
         raise RuntimeError("a defect")
 
     bench.watch.look = fail

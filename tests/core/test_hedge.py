@@ -18,7 +18,8 @@ from gateway.core.limits import reservation
 from gateway.core.limits.limit_table import Limits
 from gateway.core.limits.target_limits import Gate
 from gateway.core.racing import CANCELLED
-from gateway.core.types import Attempt, ErrorClass, Outgoing, Phase, UpstreamFailed
+from gateway.core.retry import Attempt
+from gateway.core.types import ErrorClass, Outgoing, Phase, UpstreamFailed
 from tests.support.flow import ANSWER, JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'
@@ -222,7 +223,7 @@ async def test_a_second_that_fails_ends_nothing(how: str) -> None:
 
     assert (reply.status, b"w0" in body) == (200, True)
     assert track.wires[0].dropped == 0
-    assert [attempt.target for attempt in track.ledger] == ["p1/m", "p0/m"]
+    assert [attempt.target.name for attempt in track.ledger] == ["p1/m", "p0/m"]
     assert track.ledger[0].error_class in (ErrorClass.SERVER_ERROR, ErrorClass.CONNECTION)
     track.nothing_is_left()
 
@@ -246,7 +247,7 @@ async def test_one_that_cannot_be_told_the_call_ends_nothing(mute: int, monkeypa
     _, body = await serving
 
     assert body == ANSWER.replace(b'"1"', b'"w%d"' % (1 - mute))
-    assert [attempt.target for attempt in track.ledger] == [f"p{1 - mute}/m"]
+    assert [attempt.target.name for attempt in track.ledger] == [f"p{1 - mute}/m"]
     track.nothing_is_left()
 
 
@@ -282,7 +283,11 @@ async def test_after_two_failures_the_loop_goes_on(first_to_fail: int) -> None:
     _, body = await serving
 
     assert b"w2" in body
-    assert [attempt.target for attempt in track.ledger] == [f"p{first_to_fail}/m", f"p{1 - first_to_fail}/m", "p2/m"]
+    assert [attempt.target.name for attempt in track.ledger] == [
+        f"p{first_to_fail}/m",
+        f"p{1 - first_to_fail}/m",
+        "p2/m",
+    ]
     assert [len(wire.sent) for wire in track.wires] == [1, 1, 1]
     track.nothing_is_left()
 
@@ -391,8 +396,8 @@ async def _run(course: Sequence[str]) -> None:
     served = track.ledger[-1]
     if serving.exception() is None and track.bench.account.outcome == "ok":
         reply, body = serving.result()
-        assert dict(reply.headers)[b"x-gateway-target"].decode() == served.target
-        assert b"w" + served.target[1:2].encode() in body
+        assert dict(reply.headers)[b"x-gateway-target"].decode() == served.target.name
+        assert b"w" + served.target.name[1:2].encode() in body
     assert sum(attempt.error_class is None for attempt in track.ledger) <= 1
     assert len(track.ledger) <= 2
     track.nothing_is_left()

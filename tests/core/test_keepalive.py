@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.call import Call
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Holding
-from gateway.core.types import Attempt
 from gateway.core.waiting import MAX_COMMENTS, KeepAlive, waiting_for
 from tests.support.flow import Bench
+from tests.support.targets import target_named
 
 
 @dataclass
@@ -95,7 +96,10 @@ def test_the_words_are_found_when_they_are_sent() -> None:
     keepalive.begin(listener.call, 0.0)
 
     keepalive.sweep(15.0)
-    listener.call.attempts += [Attempt("openai/gpt-4o", 16.0), Attempt("azure/gpt-4o", 17.0)]
+    listener.call.attempts += [
+        Attempt(target_named("openai/gpt-4o"), 16.0),
+        Attempt(target_named("azure/gpt-4o"), 17.0),
+    ]
     keepalive.sweep(30.0)
 
     assert listener.heard == [b"waiting", b"waiting for azure/gpt-4o"]

@@ -61,7 +61,7 @@ def test_a_final_word_of_the_first_target_is_the_answer() -> None:
 
         assert told.result == 400
         assert told.took_s == pytest.approx(17.0, abs=0.1)
-        assert [attempt.target for attempt in city.bench.account.call.attempts] == ["p1/m", "p0/m"]
+        assert [attempt.target.name for attempt in city.bench.account.call.attempts] == ["p1/m", "p0/m"]
         await city.settle()
 
     run(story)
@@ -75,9 +75,9 @@ def test_a_move_that_is_called_off_before_it_has_begun_has_ended() -> None:
         told: list[bool] = []
         own = city.start(deadline=clock.now + SDK_S, deadline_is_callers=True)
         await asyncio.sleep(0.01)
-        ((task, (_, call)),) = city.bench.watch._open.items()
+        ((task, (_, attempt, call)),) = city.bench.watch._open.items()
 
-        moves_of(city).begin(call, task, told.append)
+        moves_of(city).begin(call, attempt, task, told.append)
         moves_of(city).cancel(call)
         await asyncio.sleep(0.01)
 

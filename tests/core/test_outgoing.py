@@ -9,7 +9,8 @@ import pytest
 
 from gateway.core.answers import outgoing_of
 from gateway.core.request_fields import LargeBodies, Peeked
-from gateway.core.types import Attempt, Spliced
+from gateway.core.retry import Attempt
+from gateway.core.types import Spliced
 from gateway.routes import ENDPOINTS
 from tests.support.flow import Bench, ScriptedUpstream
 
@@ -37,7 +38,7 @@ async def test_a_large_body_is_not_copied_for_a_target_with_another_name(name: s
     target = call.model.targets[0]
     tracemalloc.start()
 
-    both = [outgoing_of(call, target, target.clocks, Attempt(target.name, 0.0)).body for _ in range(2)]
+    both = [outgoing_of(call, Attempt(target, 0.0), target.clocks).body for _ in range(2)]
 
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -526,15 +526,15 @@ async def test_of_very_many_the_oldest_stay_as_they_were_charged(monkeypatch: py
 async def spend(replica: Replica, key: Key) -> float:
     """One call to its end: what it cost."""
     call = replica.bench.call(key=key, body=ASKED, max_tokens=ANSWER_TOKENS, deadline=replica.clock.now + 30)
-    usd = 0.0
+    usd, attempt = 0.0, None
     try:
-        await replica.admission.enter(call)
+        attempt = await replica.admission.enter(call)
         await replica.clock.sleep(0.5)
         usd = CALL_USD
     except GatewayError as error:
         replica.refused.append(error)
     replica.admission.budgets.spent(call, usd)
-    replica.admission.outcomes.settle(call, None)
+    replica.admission.outcomes.settle(call, attempt, None)
     return usd
 
 

@@ -13,8 +13,10 @@ from gateway.core.call import Call, CallRecord
 from gateway.core.clock import Timer
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, lossy_header, overhead_s
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Rates, Target
-from gateway.core.types import Attempt, Clocks, Endpoint, Gap, How, Upstream, Usage
+from gateway.core.types import Clocks, Endpoint, Gap, How, Upstream, Usage
+from tests.support.targets import target_named
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -71,7 +73,7 @@ class Ledger:
         raise AssertionError("a call was refused")
 
 
-def keep_all(_call: Call, _usage: Usage | None) -> None:
+def keep_all(_call: Call, _attempt: Attempt | None, _usage: Usage | None) -> None:
     """Nothing is limited here."""
 
 
@@ -134,8 +136,8 @@ def test_an_account_is_settled_once() -> None:
 @pytest.mark.parametrize("start", [0.0, 1000.0])
 def test_a_settled_call_has_its_times(start: float) -> None:
     """The first byte counts from the start of the last attempt; a clock may stand at zero."""
-    failed = Attempt("a/x", start + 0.25, ended_at=start + 1.25, error_class="connection")
-    last = Attempt("b/x", start + 1.5, first_byte_at=start + 2.0, status=200)
+    failed = Attempt(target_named("a/x"), start + 0.25, ended_at=start + 1.25, error_class="connection")
+    last = Attempt(target_named("b/x"), start + 1.5, first_byte_at=start + 2.0, status=200)
     ledger = Ledger()
 
     Accounts(HandClock(start + 4.0), ledger, keep_all).settle(new_call(start, [failed, last]), 200, "ok")
@@ -149,7 +151,7 @@ def test_a_settled_call_has_its_times(start: float) -> None:
 
 def test_a_first_byte_at_the_clocks_zero_is_one() -> None:
     """Zero is a time like any other."""
-    attempt = Attempt("a/x", started_at=-1.0, first_byte_at=0.0, ended_at=0.0)
+    attempt = Attempt(target_named("a/x"), started_at=-1.0, first_byte_at=0.0, ended_at=0.0)
     ledger = Ledger()
 
     Accounts(HandClock(2.0), ledger, keep_all).settle(new_call(-1.5, [attempt]), 200, "ok")
@@ -165,7 +167,7 @@ def test_a_call_without_an_attempt_or_a_first_byte_has_no_time_to_it() -> None:
     accounts = Accounts(HandClock(3.0), ledger, keep_all)
 
     accounts.settle(new_call(), 504, "deadline_exceeded")
-    accounts.settle(new_call(attempts=[Attempt("a/x", 1.0)]), CLIENT_GONE_STATUS, CLIENT_GONE)
+    accounts.settle(new_call(attempts=[Attempt(target_named("a/x"), 1.0)]), CLIENT_GONE_STATUS, CLIENT_GONE)
 
     assert [record.time_to_first_byte_s for record in ledger.records] == [None, None]
     assert [record.overhead_s for record in ledger.records] == [3.0, 1.0]
@@ -221,7 +223,8 @@ def test_cost_is_never_negative_and_caching_never_dearer(input_tokens: int, outp
 def test_overhead_is_never_negative(received: float, spans: list[tuple[float, float | None]], now: float) -> None:
     """Whatever the times of the attempts: they may touch, and floats round."""
     attempts = [
-        Attempt("a/x", started, ended_at=None if length is None else started + length) for started, length in spans
+        Attempt(target_named("a/x"), started, ended_at=None if length is None else started + length)
+        for started, length in spans
     ]
 
     assert overhead_s(new_call(received, attempts), now) >= 0.0

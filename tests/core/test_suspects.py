@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from gateway.core.answers import Open
+from gateway.core.answers import OpenAttempts
 from gateway.core.balancing import Hedging, Retries
 from gateway.core.health.times import Latency
 from gateway.core.limits.limit_table import Limits
@@ -749,7 +749,7 @@ def test_looking_at_many_calls_is_cheap() -> None:
         look = city.bench.watch.look
         assert look is not None
 
-        def counting(opens: Open, now: float) -> None:
+        def counting(opens: OpenAttempts, now: float) -> None:
             counted["looks"] += 1
             counted["calls"] += len(opens)
             look(opens, now)

@@ -16,9 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.core.call import CacheOutcome, CallRecord
 from gateway.core.metrics import Counts, Distribution, Levels, Metrics, MetricTable
 from gateway.core.request_fields import OTHER
+from gateway.core.retry import Attempt
 from gateway.core.telemetry import QUEUED_BATCHES, CallCounter, CallLog, Telemetry
-from gateway.core.types import Attempt, Phase, Usage, UsageParts
+from gateway.core.types import Phase, Usage, UsageParts
 from tests.support.flow import Bench, ScriptedUpstream
+from tests.support.targets import target_named
 
 STARTED = 100.0
 
@@ -28,14 +30,16 @@ def record(**changes: object) -> CallRecord:
     call = Bench([ScriptedUpstream()]).call(
         attempts=[
             Attempt(
-                "a/m",
+                target_named("a/m"),
                 STARTED,
                 ended_at=STARTED + 0.2,
                 error_class="overloaded",
                 phase=Phase.ANSWERED,
                 upstream_request_id=b"req_bad",
             ),
-            Attempt("b/m", STARTED + 0.2, STARTED + 0.5, STARTED + 1.0, 200, upstream_request_id=b"req_up"),
+            Attempt(
+                target_named("b/m"), STARTED + 0.2, STARTED + 0.5, STARTED + 1.0, 200, upstream_request_id=b"req_up"
+            ),
         ],
         body=b'{"model":"m","messages":[{"content":"PROMPT-CANARY"}]}',
         headers=[(b"x", b"HEADER-CANARY")],
@@ -104,7 +108,7 @@ def served_by(*attempts: Attempt, fallbacks: int = 1) -> CallRecord:
 def tried(target: str, error_class: str | None = None, first_byte_s: float | None = 0.1) -> Attempt:
     """An attempt of a second; `first_byte_s` None: nothing came."""
     first_byte_at = None if first_byte_s is None else STARTED + first_byte_s
-    return Attempt(target, STARTED, first_byte_at, STARTED + 1.0, error_class=error_class)
+    return Attempt(target_named(target), STARTED, first_byte_at, STARTED + 1.0, error_class=error_class)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +333,10 @@ async def test_money_that_is_estimated_is_told_by_model_and_key() -> None:
     """What failed attempts may have cost is, unless it was reported; pass-through has no price, unless it is free."""
     telemetry, _, _ = make()
     passed = Bench([ScriptedUpstream()]).call(
-        endpoint=OTHER, method="POST", path="/threads", attempts=[Attempt("a/m", STARTED, STARTED, STARTED + 1.0, 200)]
+        endpoint=OTHER,
+        method="POST",
+        path="/threads",
+        attempts=[Attempt(target_named("a/m"), STARTED, STARTED, STARTED + 1.0, 200)],
     )
     ended = [
         record(retries_usd=0.0),
@@ -359,7 +366,7 @@ async def test_tokens_are_counted_by_kind_and_by_key() -> None:
     for usage in (Usage(100, 20, 40), Usage(100, 20, 40, parts=parts)):
         for target in ("b/m", "c/m"):
             account = record(usage=usage)
-            account.call.attempts[-1].target = target
+            account.call.attempts[-1].target = target_named(target)
             telemetry.began()
             telemetry.settled(account)
     samples = {name: number for name, number in scrape(telemetry).items() if "tokens_total" in name}

@@ -125,7 +125,7 @@ async def test_what_fails_before_any_output_is_seen_by_nobody(asked: str, spoken
         _, body = await bench.serve(**bench.asking(asked))
         assert heard(asked, body) == ('hmso{"x":1}', True, None), name
         failed, served = bench.account.call.attempts
-        assert (served.target, bench.account.outcome) == ("p1/m", "ok")
+        assert (served.target.name, bench.account.outcome) == ("p1/m", "ok")
         assert failed.error_class is not None, name
 
 

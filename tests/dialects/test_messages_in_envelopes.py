@@ -12,7 +12,8 @@ from gateway.core.clock import SystemClock
 from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import first_error
-from gateway.core.types import Attempt, Clocks, How, Outgoing, UpstreamFailed
+from gateway.core.retry import Attempt
+from gateway.core.types import Clocks, How, Outgoing, UpstreamFailed
 from gateway.dialects.anthropic.translators import MessagesAtBedrock, MessagesAtVertex
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import pair_of
@@ -21,6 +22,7 @@ from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception
 from tests.dialects.cases import FOLDER, as_bytes, events_of, needs_cases
 from tests.support.flow import JSON, Script, ScriptedUpstream
+from tests.support.targets import target_named
 
 PAIR = MessagesAtBedrock()
 CLAUDE = "us.anthropic.claude-haiku-4-5-20251001-v1:0"
@@ -139,7 +141,9 @@ def around(dialect: str, model: str, *scripts: Script) -> tuple[ScriptedUpstream
 
 
 def outgoing(path: str, model: str, body: bytes, *headers: tuple[bytes, bytes]) -> Outgoing:
-    return Outgoing("POST", path, b"beta=true", model, list(headers), body, None, CLOCKS, 1.0, Attempt("t", 0.0))
+    return Outgoing(
+        "POST", path, b"beta=true", model, list(headers), body, None, CLOCKS, 1.0, Attempt(target_named("t"), 0.0)
+    )
 
 
 async def read(answer: Any) -> bytes:

@@ -126,7 +126,7 @@ def run(world: World) -> list[tuple[str, float, list[tuple[str, float]]]]:
     world.clock.start(burst(world, Caller("batch", ["c"], sizes), 200))
     world.run()
     return [
-        (call.outcome, call.ended_at, [(attempt.target, attempt.started_at) for attempt in call.attempts])
+        (call.outcome, call.ended_at, [(attempt.target.name, attempt.started_at) for attempt in call.attempts])
         for call in world.calls
     ]
 

@@ -26,8 +26,9 @@ from gateway.core.limits.headers import never_fits, retry_delay_s
 from gateway.core.limits.limit_table import Limits
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Target
-from gateway.core.types import Attempt, Clocks, ErrorClass, Phase, QueueBounds, RawHeaders, Server, Upstream, Usage
+from gateway.core.types import Clocks, ErrorClass, Phase, QueueBounds, RawHeaders, Server, Upstream, Usage
 from tests.sim.call import DEADLINES_S, MODEL, SimCall
 from tests.sim.clock import START_S, Task, Turn, VirtualClock, until
 from tests.sim.provider import ERROR_OF, Answer, Provider
@@ -155,7 +156,7 @@ class World:
             if isinstance(error, AdmissionDenied):
                 call.refused_s = error.retry_after_s
         finally:
-            self.admission.outcomes.settle(call, None)
+            self.admission.outcomes.settle(call, None, None)
             call.ended_at = self.clock.now
             call.outcome = outcome
             self.score.ended(call.lane, call.tenant, outcome, call.queue_s)
@@ -178,66 +179,66 @@ class World:
             ]
             if not left:
                 break
-            target = await admission.enter(call, left if failed else None)
-            self._goes(call, target.name)
-            provider = self.providers[target.name]
+            attempt = await admission.enter(call, left if failed else None)
+            self._goes(call, attempt)
+            provider = self.providers[attempt.target.name]
             reach_s = provider.reach_s()
             if reach_s:
                 await until(clock.now + reach_s)
             answer = provider.ask(call.demand, clock.now)
             if answer.status == 200:
-                await self._answer(call, target, provider, answer)
+                await self._answer(call, attempt, provider, answer)
                 return "ok"
             await until(clock.now + answer.after_s)
             last = answer.status
-            is_back = self._is_put_back(call, target, answer)
+            is_back = self._is_put_back(call, attempt, answer)
             if not is_back:
-                failed.append(target)
+                failed.append(attempt.target)
         is_late = not last and (not failed or (call.deadline_is_callers and clock.now >= call.deadline))
         return "deadline_exceeded" if is_late else "failed"
 
-    async def _answer(self, call: SimCall, target: Target, provider: Provider, answer: Answer) -> None:
+    async def _answer(self, call: SimCall, attempt: Attempt, provider: Provider, answer: Answer) -> None:
         """The provider is at work; the slot there is given back even when the client leaves."""
         clock, demand = self.clock, call.demand
         try:
             await until(clock.now + answer.after_s)
-            self.admission.outcomes.answered(call, answer.headers)
+            self.admission.outcomes.answered(call, attempt, answer.headers)
             if self.watch is not None:
-                self.watch.let_in(target.name, call.granted_at)
+                self.watch.let_in(attempt.target.name, call.granted_at)
             if answer.lasts_s:
                 await until(clock.now + answer.lasts_s)
         finally:
             provider.release(demand, clock.now)
         self.score.worked(call.tenant, provider.admission_charge(demand))
-        self.admission.outcomes.settle(call, Usage(demand.input_tokens, demand.output_tokens))
+        self.admission.outcomes.settle(call, attempt, Usage(demand.input_tokens, demand.output_tokens))
 
-    def _is_put_back(self, call: SimCall, target: Target, answer: Answer) -> bool:
+    def _is_put_back(self, call: SimCall, attempt: Attempt, answer: Answer) -> bool:
         """What an error means: whether the call may go to this target again."""
         error_class = ERROR_OF[answer.status]
         if not answer.status:
-            self.admission.outcomes.failed(call, error_class, Phase.NOTHING_SENT)
+            self.admission.outcomes.failed(call, attempt, error_class, Phase.NOTHING_SENT)
             return False
         if error_class in LIMITS_RATE:
             self.score.refused_upstream += 1
             diagnosis = diagnosis_of(error_class, answer.status, answer.headers, answer.body, self.clock.wall())
-            refusal = self.admission.outcomes.refused(call, diagnosis, answer.headers)
+            refusal = self.admission.outcomes.refused(call, attempt, diagnosis, answer.headers)
             if self.watch is not None:
                 told_s = dict(answer.headers).get(b"retry-after-ms")
-                self.watch.told_to_wait(target.name, None if told_s is None else float(told_s) / 1000)
+                self.watch.told_to_wait(attempt.target.name, None if told_s is None else float(told_s) / 1000)
             return refusal is Refusal.WAIT
-        self.admission.outcomes.answered(call, answer.headers, is_error=True)
-        self.admission.outcomes.failed(call, error_class, Phase.ANSWERED)
+        self.admission.outcomes.answered(call, attempt, answer.headers, is_error=True)
+        self.admission.outcomes.failed(call, attempt, error_class, Phase.ANSWERED)
         return False
 
-    def _goes(self, call: SimCall, target: str) -> None:
-        call.attempts.append(Attempt(target, self.clock.now))
+    def _goes(self, call: SimCall, attempt: Attempt) -> None:
+        call.attempts.append(attempt)
         call.granted_at = self.clock.now
         self.score.attempts += 1
         if (
-            self.watch is not None and call.checked is not call.grant
+            self.watch is not None and call.checked is not attempt.reservation
         ):  # it did not wait, or not for long enough to be seen
-            call.checked = call.grant
-            self.watch.goes(call, target)
+            call.checked = attempt.reservation
+            self.watch.goes(call, attempt.target.name)
 
 
 def _target(site: Site) -> Target:

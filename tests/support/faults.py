@@ -218,7 +218,7 @@ class Stage:
         code = code_in(text)
         is_good = status == 200 and code is None
         return Seen(
-            trail=_plain(" ".join(f"{one.target}:{one.status or one.error_class}" for one in call.attempts)),
+            trail=_plain(" ".join(f"{one.target.name}:{one.status or one.error_class}" for one in call.attempts)),
             status=status,
             code=code,
             waits=tuple(

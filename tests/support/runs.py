@@ -10,7 +10,7 @@ from typing import Any, cast
 import orjson
 
 from gateway.core.call import Call, Reply
-from gateway.core.types import Attempt
+from gateway.core.retry import Attempt
 from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import RUN, Job, JobKind, JobState, NewJob, new_id
 from gateway.products.jobs.rules import JobRules
@@ -19,6 +19,7 @@ from gateway.products.pipelines.compile import compile_plan
 from gateway.products.pipelines.rules import AT_ONCE, DIGEST, PIPELINE, RunPayload, rules_of_items
 from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunReader
 from tests.support.stage import few_lines
+from tests.support.targets import target_named
 from tests.support.town import Process, Town, View
 
 RUN_ID = new_id(RUN, bytes(16))
@@ -125,7 +126,7 @@ class RunProcess(Process):
         is_ok = reply.status == 200
         usd = CALL_USD if is_ok else 0.0
         self.ledger.usd += usd
-        seen.attempts.append(Attempt("p/m", 0.0, cost_usd=usd))
+        seen.attempts.append(Attempt(target_named("p/m"), 0.0, cost_usd=usd))
         text = said if isinstance(said, str) else "ok"
         message = {"choices": [{"message": {"role": "assistant", "content": text}}]}
         body = message if is_ok else {"error": {"message": f"no: {text}", "code": "bad_request"}}

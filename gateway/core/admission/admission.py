@@ -5,7 +5,7 @@
 The usual case, a target with room and nobody waiting, is settled without an await in `admit`; for the others `Waiting`,
 which comes last, finds a fallback, a place in the delay queue, or the reason of a refusal. What an attempt took is given
 back in `outcomes.py`. Runtime state (gates, lines, the levels of keys) lives here under stable names, so a reload changes
-numbers and nothing else. Invariant: `call.grant` is all that a call has of its target's limits.
+numbers and nothing else. Invariant: an attempt's reservation is all that its call has of the target's limits.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits import LONGEST_BACKOFF_S
 from gateway.core.openai.usage import costs_nothing
 from gateway.core.ports import LimitSource, Meter
+from gateway.core.retry import Attempt
+from gateway.core.retry_budgets import Retry
 from gateway.core.snapshot import PolicySnapshot, Target
 from gateway.core.types import RawHeaders, SkipReason
 from gateway.core.waiting import waiting_for
@@ -70,7 +72,7 @@ class Admission:
         self.keys.install(policy, clock.monotonic())
         self.costs = CostEstimates(self.gates)
         self.retries = RetryBudgets(clock, self.gates, self.budgets, self.costs)
-        self.outcomes = AttemptOutcomes(clock, self.gates, self.health, self.keys, self.retries, draw)
+        self.outcomes = AttemptOutcomes(clock, self.gates, self.health, self.keys, draw)
         self.waiting = Waiting(clock, meter, self.gates, self.queue, self.planner, self.health, self.retries)
 
     def install(self, policy: PolicySnapshot) -> None:
@@ -88,7 +90,7 @@ class Admission:
         the last digits of the time serve as the draw.
         """
         now = self._clock.monotonic()
-        out = {attempt.target for attempt in call.attempts if attempt.never_again}
+        out = {attempt.target.name for attempt in call.attempts if attempt.never_again}
         left = [one for one in call.model.plan if one.name not in out] or call.model.plan
         probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in left]) - now
         # inf: all were put out of service by hand, and nobody knows for how long.
@@ -110,16 +112,34 @@ class Admission:
                 if len(found) == len(tables):
                     yield name, b"%d" % sum(found)
 
-    async def enter(self, call: Call, targets: Sequence[Target] | None = None) -> Target:
-        """Does what `admit` does, and waits for what that returns."""
-        entered = self.admit(call, targets)
-        return entered if isinstance(entered, Target) else await entered
+    async def enter(
+        self,
+        call: Call,
+        targets: Sequence[Target] | None = None,
+        failed: Attempt | None = None,
+        retry: Retry | None = None,
+    ) -> Attempt:
+        """Does what `admit` does, and waits for what that returns; a `retry` that is not made is cancelled."""
+        try:
+            entered = self.admit(call, targets, failed, retry)
+            return entered if isinstance(entered, Attempt) else await entered
+        except BaseException:
+            if retry is not None:
+                retry.cancel()
+            raise
 
-    def admit(self, call: Call, targets: Sequence[Target] | None = None) -> Target | Coroutine[Any, Any, Target]:
-        """The target that the call may go to now, reserved as `call.grant`: the first of `targets` that has room.
+    def admit(
+        self,
+        call: Call,
+        targets: Sequence[Target] | None = None,
+        failed: Attempt | None = None,
+        retry: Retry | None = None,
+    ) -> Attempt | Coroutine[Any, Any, Attempt]:
+        """The attempt that the call may make now, with its reservation: at the first of `targets` that has room.
 
         None: of its plan. Where none has, or the call's key has to be asked, what leads to one is to be awaited: in the
-        delay queue, if it must be. Both raise GatewayError when the call cannot be served in time, or at all.
+        delay queue, if it must be. Both raise GatewayError when the call cannot be served in time, or at all. `failed` is the
+        attempt after which it goes there, `retry` what was booked for that, which becomes the reservation's.
         """
         now = self._clock.monotonic()
         if call.seq <= 0:  # its first attempt: later ones have passed the key
@@ -131,7 +151,7 @@ class Admission:
                 return self._enter_with_key(call, targets, now)
         model = call.model
         if call.endpoint.request == "any":
-            return model.plan[0]  # of another kind: no model's limits
+            return Attempt(model.plan[0], now)  # of another kind: no model's limits
         if targets is None:
             is_restricted = model.restricts or call.endpoint.name in model.converted
             if is_restricted or (model.tiers.has_choice and model.choice != "in_order"):
@@ -151,7 +171,7 @@ class Admission:
             ):
                 if gate.has_token_limit and call.estimate < 0:
                     estimate_of(call)
-                grant = enter(
+                reservation = enter(
                     gate,
                     call.estimate,
                     call.max_tokens,
@@ -160,19 +180,18 @@ class Admission:
                     rank,
                     answers=call.endpoint.tokens == "both",
                 )
-                if grant is not None:
-                    call.grant = grant
-                    if call.attempts or call.retry is not None:
-                        self.retries.hand_over(call, grant, target)
+                if reservation is not None:
+                    if call.attempts or retry is not None:
+                        self.retries.hand_over(call, reservation, target, retry)
                     call.parsed = None
-                    return target
+                    return Attempt(target, now, reservation=reservation)
             if target is not targets[-1]:  # what kept it out of the last one, `find_room` notes
                 self.planner.note_skips(call, (target,))
         if not call.attempts:  # the fallbacks are in question, too; a retry has them in its targets
             targets = [*targets, *self.planner.plan(call).others]
-        return self.waiting.find_room(call, targets, keep_percent, now)
+        return self.waiting.find_room(call, targets, keep_percent, now, failed, retry)
 
-    async def _enter_with_key(self, call: Call, targets: Sequence[Target] | None, now: float) -> Target:
+    async def _enter_with_key(self, call: Call, targets: Sequence[Target] | None, now: float) -> Attempt:
         """`admit`, once the call's key has let it in. Raises KeyRateLimited, BudgetExceeded, BudgetReserved."""
         await self._take_of_key(call, now)
         return await self.enter(call, targets)
@@ -246,8 +265,16 @@ class Waiting:
             return b"queued position=%d%b" % (held.position(), eta)
         return waiting_for(call)
 
-    async def find_room(self, call: Call, targets: Sequence[Target], keep_percent: float, now: float) -> Target:
-        """Returns the target that the call may go to, once there is room, reserved as `call.grant`.
+    async def find_room(
+        self,
+        call: Call,
+        targets: Sequence[Target],
+        keep_percent: float,
+        now: float,
+        failed: Attempt | None,
+        retry: Retry | None,
+    ) -> Attempt:
+        """Returns the attempt that the call may make, with its reservation, once there is room.
 
         Raises GatewayError when there is none in time, or none at all.
         """
@@ -269,17 +296,18 @@ class Waiting:
                 if decision.verdict is Verdict.SERVE:
                     option = options[decision.choice]
                     is_free = option.line.waiters.is_free_for(rank)
-                    grant = option.reserve(now, rank, traits_of(call)) if is_free else None
-                    if grant is not None:
-                        return self._let_go(call, grant, targets[decision.choice], everything)
+                    reservation = option.reserve(now, rank, traits_of(call)) if is_free else None
+                    if reservation is not None:
+                        return self._let_go(call, reservation, targets[decision.choice], everything, retry)
                 # HOLD; or it was predicted free and is not (nobody knows how long a slot is held): that is waited for as well.
                 is_narrow = own > 0 and (decision.verdict is Verdict.HOLD or 0 <= decision.choice < own)
                 near = options[:own] if is_narrow else options
                 likely = min(near, key=lambda option: in_time[option.index])
                 until = min(gives_up_at, max([option.latest for option in options]))
-                held = await self._hold(call, near, likely, options[own:] if is_narrow else (), prefer_until, until)
+                beyond = options[own:] if is_narrow else ()
+                held = await self._hold(call, near, likely, beyond, prefer_until, until, failed)
                 if held.grant is not None and held.option is not None:
-                    return self._let_go(call, held.grant, targets[held.option.index], everything)
+                    return self._let_go(call, held.grant, targets[held.option.index], everything, retry)
                 now = self._clock.monotonic()
                 if held.left is Left.SHUT:
                     continue  # its targets went out of service; they may be back by now, else this says what keeps them
@@ -306,22 +334,30 @@ class Waiting:
             cost = line.gate.cost_of(estimate, call.max_tokens, answers=call.endpoint.tokens == "both")
             latest = self._planner.latest_start(call, line.gate)
             at = opens_at(call, target)
-            is_again = at > 0.0 and sum([one.retry_at > 0.0 for one in call.attempts if one.target == target.name]) > 1
+            is_again = (
+                at > 0.0 and sum([one.retry_at > 0.0 for one in call.attempts if one.target.name == target.name]) > 1
+            )
             yields_until = at + LONGEST_BACKOFF_S if is_again else at
             option = Option(index, line, cost, keep_percent, estimate, call.max_tokens, latest, at, yields_until)
             options.append(option)
         return options
 
-    def _let_go(self, call: Call, grant: Reservation, target: Target, everything: Sequence[Target]) -> Target:
-        call.grant = grant
+    def _let_go(
+        self,
+        call: Call,
+        reservation: Reservation,
+        target: Target,
+        everything: Sequence[Target],
+        retry: Retry | None,
+    ) -> Attempt:
         at, planner = everything.index(target), self._planner
         planner.forget_skips(call, everything[at:])
         planner.note_skips(call, everything[:at])
         if not call.attempts and target not in call.model.targets:
             planner.note_left_out(call, everything, target, SkipReason.UNSUPPORTED)
-        if call.attempts or call.retry is not None:
-            self._retries.hand_over(call, grant, target)
-        return target
+        if call.attempts or retry is not None:
+            self._retries.hand_over(call, reservation, target, retry)
+        return Attempt(target, self._clock.monotonic(), reservation=reservation)
 
     async def _hold(
         self,
@@ -331,6 +367,7 @@ class Waiting:
         fallback_options: Sequence[Option],
         widen_at: float,
         until: float,
+        failed: Attempt | None,
     ) -> Held:
         """Waits until the queue lets the call through, or gives it up; `left` of the result says which."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -354,7 +391,7 @@ class Waiting:
                 retry_after_s=min(30.0, max(1.0, wait_s)),
             )
         # Who has just found a target still failing goes behind the others: they find out next.
-        held.has_tried = is_back and call.attempts[-1].is_trial
+        held.has_tried = failed is not None and failed.is_trial
         is_back = is_back and not held.has_tried
         self._queue.hold(held, options, likely, is_back=is_back, fallback_options=fallback_options, widen_at=widen_at)
         call.held = held

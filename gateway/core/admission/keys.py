@@ -8,7 +8,7 @@ It must not know targets. Invariant: what a call reserved is taken back exactly 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
@@ -19,15 +19,16 @@ from gateway.core.balancing import Retries
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, BudgetReserved, KeyRateLimited
+from gateway.core.health.target_health import Doubt
 from gateway.core.ledger import CostEstimates
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits, LimitSet
 from gateway.core.limits.reservation import Reservation, ready_at
 from gateway.core.ports import LimitSource, SharedSum
-from gateway.core.retry import Doubt
+from gateway.core.retry import Attempt
 from gateway.core.retry_budgets import Price, Reserved, Retry, Spending, allows_spending, attempts_by_cost, fits_budget
 from gateway.core.snapshot import Key, PolicySnapshot, Target
-from gateway.core.types import LANES, Attempt, ErrorClass, Phase, Usage
+from gateway.core.types import LANES, ErrorClass, Phase, Usage
 
 DAY_S = 86_400
 LEARN_S = 0.05
@@ -395,11 +396,11 @@ class KeyLimits:
 
 
 class RetryBudgets:
-    """Books retries. Holds no state of any call but what is in it.
+    """Books retries. Holds no state of any call.
 
-        of (the answers to `core/retry.py`'s questions) -> book -> hand_over (to the grant of the retry) | cancel
+        of (the answers to `core/retry.py`'s questions) -> book -> hand_over (to the reservation of the retry) | cancel
 
-    It is only asked when an attempt has failed. Invariant: what was booked is handed to exactly one grant, or cancelled.
+    It is only asked when an attempt has failed. Invariant: what was booked is handed to exactly one reservation, or cancelled.
     """
 
     __slots__ = ("_clock", "_costs", "_gates", "_keys")
@@ -420,32 +421,21 @@ class RetryBudgets:
             reserved_usd = max(attempt_usd or 0.0, self._costs.price(call, key.budget_usd_per_day).most)
         return CallBudgets(call, attempt_usd, reserved_usd, lines, self._keys, self._clock.monotonic())
 
-    def book(self, call: Call, targets: Sequence[Target], budgets: CallBudgets) -> bool:
-        """Takes what a retry at the first of these costs its retry budgets; False: they are spent by now."""
-        last = call.attempts[-1]
-        self.cancel(call)
-        if budgets.denies(targets[0], last) is not None:
-            return False
-        health = self._gates.line(targets[0], call).gate.health
+    def book(self, call: Call, failed: Attempt, target: Target) -> Retry | None:
+        """Takes what a retry at the target costs its retry budgets after this failure; None: it costs nothing there."""
+        health = self._gates.line(target, call).gate.health
         # The breaker of a target in trouble bounds what goes there, and what was never sent has loaded nobody.
-        if last.phase is not Phase.NOTHING_SENT and health.is_clear:
-            call.retry = Retry(health.retries, health.tokens, token_cost(call.model.retries, last, targets[0]))
-        return True
+        if failed.phase is Phase.NOTHING_SENT or not health.is_clear:
+            return None
+        return Retry(health.retries, health.tokens, token_cost(call.model.retries, failed, target))
 
-    def cancel(self, call: Call) -> None:
-        """Gives back what was booked for a retry that is not made."""
-        retry, call.retry = call.retry, None
-        if retry is not None:
-            retry.cancel()
-
-    def hand_over(self, call: Call, grant: Reservation, target: Target) -> None:
-        """Hands what was booked to the grant of the next attempt, which learns whether the call has failed there before."""
-        retry, call.retry = call.retry, None
-        if retry is not None and not retry.is_for(grant.gate.health.retries):
+    def hand_over(self, call: Call, reservation: Reservation, target: Target, retry: Retry | None) -> None:
+        """Hands what was booked to the next attempt's reservation, which learns whether the call has failed there before."""
+        if retry is not None and not retry.is_for(reservation.gate.health.retries):
             retry.cancel()  # it goes elsewhere
             retry = None
-        grant.retry = retry
-        grant.is_again = any(one.target == target.name and not one.is_refused for one in call.attempts)
+        reservation.retry = retry
+        reservation.is_again = any(one.target.name == target.name and not one.is_refused for one in call.attempts)
 
 
 class CallBudgets:
@@ -523,6 +513,6 @@ def token_cost(retries: Retries, last: Attempt, target: Target) -> float:
 
     Silence elsewhere is not this target's doing, and costs it nothing.
     """
-    if last.phase is Phase.NOTHING_SENT or (last.error_class == ErrorClass.TIMEOUT and last.target != target.name):
+    if last.phase is Phase.NOTHING_SENT or (last.error_class == ErrorClass.TIMEOUT and last.target.name != target.name):
         return 0.0
     return retries.timeout_tokens if last.error_class == ErrorClass.TIMEOUT else retries.retry_tokens

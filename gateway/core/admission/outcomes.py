@@ -15,7 +15,7 @@ from math import inf
 from typing import Literal, TypeAlias
 
 from gateway.core.admission.gates import Gates
-from gateway.core.admission.keys import KeyLimits, RetryBudgets
+from gateway.core.admission.keys import KeyLimits
 from gateway.core.admission.planner import estimate_of
 from gateway.core.admission.queue import DelayQueue, Held, Left, Option, WaitingLine
 from gateway.core.call import Call
@@ -35,8 +35,8 @@ from gateway.core.health.target_health import CLIENT_GONE, STILL_REFUSED, TRIED_
 from gateway.core.health.times import is_deserted, is_evidence, usual_of
 from gateway.core.limits.reservation import Refusal, Reservation, refused
 from gateway.core.limits.target_limits import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MOST_DOUBLINGS, CallTraits, Gate
-from gateway.core.openai.usage import usage_in_all
 from gateway.core.ports import Meter
+from gateway.core.retry import Attempt, usage_in_all
 from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 
 # --- what a failure of one call means for others: breakers, refused credentials, spent accounts ---
@@ -283,7 +283,7 @@ def content_of(body: bytes) -> int:
 class AttemptOutcomes:
     """Closes attempts: gives back to their gates, and reports to these what the end of an attempt means."""
 
-    __slots__ = ("_clock", "_draw", "_gates", "_health", "_keys", "_retries")
+    __slots__ = ("_clock", "_draw", "_gates", "_health", "_keys")
 
     def __init__(
         self,
@@ -291,7 +291,6 @@ class AttemptOutcomes:
         gates: Gates,
         health: HealthPropagation,
         keys: KeyLimits,
-        retries: RetryBudgets,
         draw: Callable[[], float],
     ) -> None:
         """`draw` gives uniform numbers from [0, 1)."""
@@ -299,34 +298,33 @@ class AttemptOutcomes:
         self._gates = gates
         self._health = health
         self._keys = keys
-        self._retries = retries
         self._draw = draw
 
-    def answered(self, call: Call, headers: RawHeaders, *, is_error: bool = False) -> None:
-        """The target has let the call in, whatever else it says."""
-        grant = call.grant
-        if grant is not None:
+    def answered(self, call: Call, attempt: Attempt, headers: RawHeaders, *, is_error: bool = False) -> None:
+        """The target has let the attempt in, whatever else it says."""
+        reservation = attempt.reservation
+        if reservation is not None:
             now = self._clock.monotonic()
             wall_now = self._clock.wall()
-            _let_in(call, grant, now)
-            grant.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
+            _let_in(call, reservation, now)
+            reservation.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
             if not is_error:
                 if self._health.spent:
-                    self._health.quota_is_back(grant.gate)
-                grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
-                if grant.gate.health.responsiveness.failed_contents:
-                    grant.gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
-            self._health.freed(grant.gate.name)
+                    self._health.quota_is_back(reservation.gate)
+                reservation.gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
+                if reservation.gate.health.responsiveness.failed_contents:
+                    reservation.gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
+            self._health.freed(reservation.gate.name)
 
-    def refused(self, call: Call, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
-        """The target has refused the call for its rate or its account; says what that means for the call."""
-        grant, call.grant = call.grant, None
-        if grant is None:
+    def refused(self, call: Call, attempt: Attempt, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
+        """The target has refused the attempt for its rate or its account; says what that means for the call."""
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is None:
             return Refusal.EXHAUSTED
         now = self._clock.monotonic()
-        gate = grant.gate
+        gate = reservation.gate
         traits = traits_of(call)
-        refusal = refused(grant, diagnosis, headers, now, self._clock.wall(), traits)
+        refusal = refused(reservation, diagnosis, headers, now, self._clock.wall(), traits)
         if refusal is Refusal.EXHAUSTED:
             self._health.exhausted(gate, diagnosis, now)
             return refusal
@@ -334,8 +332,8 @@ class AttemptOutcomes:
         if not is_lone:
             self._health.apply_pause(gate, diagnosis, now)
         is_paused = gate.pauses.until > now
-        attempt = call.attempts[-1]
-        before = sum([one.target == attempt.target and one.retry_at > 0.0 for one in call.attempts])
+        name = attempt.target.name
+        before = sum([one.target.name == name and one.retry_at > 0.0 for one in call.attempts])
         requested_s = diagnosis.delay_s or 0.0
         backoff_s = 0.0  # the first time it goes as soon as it is asked to, if it is
         if before or diagnosis.delay_s is None:
@@ -347,6 +345,7 @@ class AttemptOutcomes:
     def failed(
         self,
         call: Call,
+        attempt: Attempt,
         error_class: ErrorClass,
         phase: Phase,
         diagnosis: Diagnosis = _NO_DIAGNOSIS,
@@ -361,19 +360,21 @@ class AttemptOutcomes:
         A `fault` is the operator's to mend, and every call meets it: the target is left alone at once. Not so where the
         gateway itself has no credential, which is no news of the target, and costs a call nothing.
         """
-        grant, call.grant = call.grant, None
-        if grant is None:
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is None:
             return
         now = self._clock.monotonic()
-        gate = grant.gate
+        gate = reservation.gate
         if len(call.attempts) == 1 and not call.sdk_retry and not is_ours:
             gate.health.breaker.fresh_failed_at = now
-        # Before the grant ends, which gives the permits of an unjudged attempt back without news.
-        self._judge(call, grant, OWN_WANT if is_ours else self._blamed(call, grant, error_class, now), now)
+        # Before the reservation ends, which gives the permits of an unjudged attempt back without news.
+        self._judge(
+            call, reservation, OWN_WANT if is_ours else self._blamed(call, attempt, reservation, error_class, now), now
+        )
         if phase is Phase.NOTHING_SENT:
-            grant.cancel(now)
+            reservation.cancel(now)
         else:
-            grant.failed(now, is_overload=error_class is ErrorClass.TIMEOUT)
+            reservation.failed(now, is_overload=error_class is ErrorClass.TIMEOUT)
         if error_class is ErrorClass.AUTH:
             if fault is None:  # else it is this process that has no credential: it says so at once, call by call
                 self._health.credential_refused(gate, now)
@@ -387,72 +388,74 @@ class AttemptOutcomes:
             self._health.apply_pause(gate, diagnosis, now)
         self._health.freed(gate.name)
 
-    def not_expressible(self, call: Call, phase: Phase) -> None:
+    def not_expressible(self, attempt: Attempt, phase: Phase) -> None:
         """The call cannot be put into the target's language, which is no news of the target's health."""
-        grant, call.grant = call.grant, None
-        if grant is None:
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is None:
             return
         now = self._clock.monotonic()
-        if grant.retry is not None:
-            grant.retry.cancel()
+        if reservation.retry is not None:
+            reservation.retry.cancel()
         if phase is Phase.NOTHING_SENT:
-            grant.cancel(now)
+            reservation.cancel(now)
         else:  # the request has taught that the target does not know its path
-            grant.failed(now, is_overload=False)
-        self._health.freed(grant.gate.name)
+            reservation.failed(now, is_overload=False)
+        self._health.freed(reservation.gate.name)
 
-    def ended(self, call: Call, outcome: str) -> None:
+    def ended(self, call: Call, attempt: Attempt, outcome: str) -> None:
         """The answer that was relayed has ended; `outcome` is `ok`, what went wrong, or who left."""
-        grant = call.grant
-        if grant is not None:
-            self._judge(call, grant, None if outcome == "ok" else outcome, self._clock.monotonic())
+        reservation = attempt.reservation
+        if reservation is not None:
+            self._judge(call, reservation, None if outcome == "ok" else outcome, self._clock.monotonic())
 
-    def cancelled(self, call: Call, why: str) -> None:
+    def cancelled(self, attempt: Attempt, why: str) -> None:
         """The attempt is given up while the call goes on, which is nobody's failure; what it took of the limits stands."""
-        grant, call.grant = call.grant, None
-        self._retries.cancel(call)
-        if grant is not None:
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is not None:
             now = self._clock.monotonic()
-            grant.judge(why, now, 0.0)
-            grant.settle(None, now)
-            self._health.freed(grant.gate.name)
+            reservation.judge(why, now, 0.0)
+            reservation.settle(None, now)
+            self._health.freed(reservation.gate.name)
 
-    def used(self, call: Call, usage: Usage | None) -> None:
+    def used(self, call: Call, attempt: Attempt, usage: Usage | None) -> None:
         """The attempt was answered well, and the call goes on without that answer: corrects what it took to what it used."""
-        grant, call.grant = call.grant, None
-        if grant is None:
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is None:
             return
         now = self._clock.monotonic()
-        _let_in(call, grant, now)
-        if grant.headers is not None:
-            grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
+        _let_in(call, reservation, now)
+        if reservation.headers is not None:
+            reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.thinks)
         else:
-            grant.judge(None, now, self._draw())
-            grant.settle(usage, now)
-        grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
-        self._health.freed(grant.gate.name)
+            reservation.judge(None, now, self._draw())
+            reservation.settle(usage, now)
+        reservation.gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
+        self._health.freed(reservation.gate.name)
 
-    def settle(self, call: Call, usage: Usage | None) -> None:
-        """The call has ended: corrects what it took to what it used. None: nobody knows, or nothing."""
-        grant, call.grant = call.grant, None
-        if call.retry is not None:
-            self._retries.cancel(call)
-        if grant is not None:
+    def settle(self, call: Call, attempt: Attempt | None, usage: Usage | None) -> None:
+        """The call has ended: corrects what it took to what it used. None: nobody knows, or nothing.
+
+        `attempt` is the one that had the answer; None: there is no answer, and whatever its attempts still hold is given back.
+        """
+        for one in call.attempts if attempt is None else (attempt,):
+            reservation, one.reservation = one.reservation, None
+            if reservation is None:
+                continue
             now = self._clock.monotonic()
-            gate = grant.gate
-            if grant.headers is not None:
+            gate = reservation.gate
+            if reservation.headers is not None:
                 if gate.pauses.refusals is not None:
-                    _let_in(call, grant, now)
-                grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
+                    _let_in(call, reservation, now)
+                reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.thinks)
                 if self._health.spent:
                     self._health.quota_is_back(gate)
                 if gate.health.tokens.spent or gate.health.responsiveness.failed_contents:
-                    gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+                    gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
                     gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
             else:
-                if not grant.is_judged:
-                    self._judge_unended(call, grant, now)
-                grant.settle(usage, now)
+                if not reservation.is_judged:
+                    self._judge_unended(call, one, reservation, now)
+                reservation.settle(usage, now)
             line = self._gates.lines.get(gate.name)
             if line is not None and (line.waiters.busy or self._gates.names.callers):
                 self._health.freed(gate.name)
@@ -460,20 +463,21 @@ class AttemptOutcomes:
             used = usage if len(call.attempts) < 2 else usage_in_all(call.attempts, usage)
             self._keys.settle(call, used, self._clock.monotonic())
 
-    def _judge_unended(self, call: Call, grant: Reservation, now: float) -> None:
+    def _judge_unended(self, call: Call, attempt: Attempt, reservation: Reservation, now: float) -> None:
         """Every attempt that ended by itself has been judged. Its client has left: mostly nobody's fault."""
-        gate = grant.gate
-        last = call.attempts[-1] if call.attempts else None
-        if call.outcome != CLIENT_GONE or last is None or last.ended_at is not None:
-            grant.judge(CLIENT_GONE, now, 0.0)
+        gate = reservation.gate
+        if call.outcome != CLIENT_GONE or attempt.ended_at is not None:
+            reservation.judge(CLIENT_GONE, now, 0.0)
             return
         usual = usual_of(gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks))
-        is_silent = is_deserted(now - last.answered_at, usual, thinks=call.thinks or gate.health.responsiveness.thinks)
-        self._judge(call, grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
+        is_silent = is_deserted(
+            now - attempt.answered_at, usual, thinks=call.thinks or gate.health.responsiveness.thinks
+        )
+        self._judge(call, reservation, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
 
-    def _judge(self, call: Call, grant: Reservation, why: str | None, now: float) -> None:
+    def _judge(self, call: Call, reservation: Reservation, why: str | None, now: float) -> None:
         """Reports to the breakers how the attempt went, and the target's own what several callers have met."""
-        health = grant.gate.health
+        health = reservation.gate.health
         if (
             why in UNHEALTHY
             # Before `is_clear`: the question itself counts the failure.
@@ -481,23 +485,25 @@ class AttemptOutcomes:
             and health.is_clear
         ):
             why = CONTENTS_OWN
-        grant.judge(why, now, self._draw())
+        reservation.judge(why, now, self._draw())
         if health.is_callers and why in UNHEALTHY:
-            self._health.callers_failed(grant.gate, str(why), now)
+            self._health.callers_failed(reservation.gate, str(why), now)
 
-    def _blamed(self, call: Call, grant: Reservation, error_class: ErrorClass, now: float) -> str:
+    def _blamed(
+        self, call: Call, attempt: Attempt, reservation: Reservation, error_class: ErrorClass, now: float
+    ) -> str:
         """Returns what the target is to blame for: not for a deadline that was shorter than its usual time."""
         if error_class is not ErrorClass.TIMEOUT:
             return error_class
         is_callers = call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
         if not is_callers and call.other_attempt is None:
             return error_class
-        health = grant.gate.health
+        health = reservation.gate.health
         unserved_s = 0.0 if call.other_attempt is None else health.responsiveness.unserved_s(now)
         usual = usual_of(health.responsiveness.times(stream=call.stream, thinks=call.thinks))
         thinks = call.thinks or health.responsiveness.thinks
-        is_silent = is_evidence(now - call.attempts[-1].answered_at, usual, thinks=thinks, unserved_s=unserved_s)
-        return error_class if is_silent or health.is_probed or grant.is_late(now) else CALLERS_DEADLINE
+        is_silent = is_evidence(now - attempt.answered_at, usual, thinks=thinks, unserved_s=unserved_s)
+        return error_class if is_silent or health.is_probed or reservation.is_late(now) else CALLERS_DEADLINE
 
 
 def traits_of(call: Call) -> CallTraits:
@@ -505,14 +511,14 @@ def traits_of(call: Call) -> CallTraits:
     return CallTraits(call.seq, call.tenant, estimate_of(call))
 
 
-def _let_in(call: Call, grant: Reservation, now: float) -> None:
+def _let_in(call: Call, reservation: Reservation, now: float) -> None:
     """The target has let the call in: whoever was refused before it may have been refused for a reason of his own."""
-    pauses = grant.gate.pauses
+    pauses = reservation.gate.pauses
     refusals = pauses.refusals
     if refusals is None or not refusals.may_learn(call.seq, call.tenant):
         return
-    if pauses.let_in(traits_of(call), grant.epoch, now):
-        grant.gate.trust_rate(now)
+    if pauses.let_in(traits_of(call), reservation.epoch, now):
+        reservation.gate.trust_rate(now)
 
 
 # --- the error of a call that is not let through: why, and when another try will be served ---

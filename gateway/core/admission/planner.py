@@ -28,7 +28,7 @@ from gateway.core.openai.usage import (
     lacks,
     needs_of,
 )
-from gateway.core.retry import Plan
+from gateway.core.retry import Attempt, Plan
 from gateway.core.snapshot import Target, upstream_model
 from gateway.core.types import LANES, ErrorClass, How, Skip, SkipReason
 
@@ -83,15 +83,15 @@ class Planner:
             )
         return able
 
-    def plan_now(self, call: Call) -> Plan:
-        """Returns where the call may go after a failure: to no target that is left alone, unless it has the time to wait.
+    def plan_now(self, call: Call, failed: Attempt) -> Plan:
+        """Returns where the call may go after this failure: to no target that is left alone, unless it has the time to wait.
 
         Whether the call waits for what has refused it for its rate, or gets a `retry-after`, is not decided here.
         """
         plan = self.plan(call)
-        is_refused = call.attempts[-1].is_refused
+        is_refused = failed.is_refused
         out = {
-            attempt.target for attempt in call.attempts if attempt.never_again
+            attempt.target.name for attempt in call.attempts if attempt.never_again
         }  # these keep their places, and count for none
         usable = Plan(
             *([one for one in targets if one.name in out or self._is_usable(call, one, is_refused)] for targets in plan)
@@ -108,7 +108,7 @@ class Planner:
         """Returns where the call has not been and may go now, in its order; targets that are suspect are left out."""
         plan = self.plan(call)
         is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
-        met = {attempt.target for attempt in call.attempts if not attempt.is_refused or attempt.never_again}
+        met = {attempt.target.name for attempt in call.attempts if not attempt.is_refused or attempt.never_again}
         return [
             target
             for target in (plan.context if is_too_long else (*plan.own, *plan.others))
@@ -160,7 +160,7 @@ class Planner:
 
         Those that it has tried are in its ledger already.
         """
-        met = {attempt.target for attempt in call.attempts}
+        met = {attempt.target.name for attempt in call.attempts}
         now = self._clock.monotonic()
         for target in targets:
             if target.name not in met:
@@ -361,7 +361,7 @@ def answers_of(call: Call) -> int:
 
 def opens_at(call: Call, target: Target) -> float:
     """Returns the moment before which the call does not go to the target again, as it was refused there; 0.0: it was not."""
-    return max([attempt.retry_at for attempt in call.attempts if attempt.target == target.name], default=0.0)
+    return max([attempt.retry_at for attempt in call.attempts if attempt.target.name == target.name], default=0.0)
 
 
 def estimate_of(call: Call) -> int:

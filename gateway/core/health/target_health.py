@@ -14,7 +14,6 @@ from typing import NamedTuple
 from gateway.core.health.breaker import AwaitingLeave, Breaker, ByHand, Closed, HalfOpen, Open
 from gateway.core.health.detector import BreakerRules, Responsiveness, account_rules
 from gateway.core.health.times import Latency
-from gateway.core.retry import Doubt
 from gateway.core.retry_budgets import RetryBudget, RetryTokens
 from gateway.core.types import ErrorClass
 
@@ -192,6 +191,15 @@ class Account:
         if self.breaker.state == "closed":
             self.breaker.is_clear = True
             self.breaker.note("its credential is accepted")
+
+
+class Doubt(NamedTuple):
+    """A target's state after several failed calls have already been sent there to find out whether it serves."""
+
+    tried_since: float | None
+    """The time at which the oldest call that still waits for the target's answer began; None: no call waits."""
+    has_failed: bool
+    """The calls that have ended there have all failed, one after the other."""
 
 
 class TargetHealth:

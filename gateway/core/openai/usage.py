@@ -9,9 +9,8 @@ kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import reduce
 from itertools import islice
 from math import ceil
 from operator import add, attrgetter
@@ -21,7 +20,7 @@ import orjson
 
 from gateway.core.openai.json_edit import UNREAD
 from gateway.core.openai.sse import answer_object
-from gateway.core.types import ALL_TEXT, Attempt, Endpoint, Usage, UsageParts
+from gateway.core.types import ALL_TEXT, Endpoint, Usage, UsageParts
 
 # --- the needs of a call, and the capabilities of a target ---
 
@@ -615,14 +614,6 @@ def _tier_of(usage: dict[str, Any]) -> str:
 def added(one: Usage, more: Usage) -> Usage:
     """Returns what two attempts, or two steps of one, have used together."""
     return joined(one, more, add)
-
-
-def usage_in_all(attempts: Sequence[Attempt], usage: Usage | None) -> Usage | None:
-    """Returns what a call has used in all, with the `usage` of the attempt that gave the answer; None: nobody knows."""
-    parts = [one.discarded for one in attempts if one.discarded is not None]
-    if usage is not None:
-        parts.append(usage)
-    return reduce(added, parts) if parts else None
 
 
 def joined(one: Usage, more: Usage, join: Callable[[Any, Any], Any]) -> Usage:

@@ -26,6 +26,7 @@ from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, Int
 from gateway.core.ledger import cost_usd, whole_usage
 from gateway.core.metrics import Counts, MetricTable
 from gateway.core.openai.sse import json_object
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Target
 from gateway.core.types import RawHeaders, Usage
 from gateway.features.grouping.rules import (
@@ -277,21 +278,22 @@ class Groups(CallFeature):
 
     async def _serve(self, group: Group, call: Call) -> None:
         """Gets the answer of a group, and gives each member its part."""
-        usage = None
+        usage = attempt = None
         try:
             opened = await self._attempts.open(call)
+            attempt = opened.attempt
             if isinstance(opened, Stream):
                 await opened.relay.aclose()
-                self._admission.outcomes.ended(call, "ok")
-                self._price_unfit(group, call, opened.target, self._admission.costs.usage(call, opened.target))
+                self._admission.outcomes.ended(call, attempt, "ok")
+                self._price_unfit(group, call, attempt, self._admission.costs.usage(call, attempt.target))
                 self._part(group, None)
             elif isinstance(opened, ErrorAnswer):
                 self._part(group, None if opened.status in FAULTS else [opened] * len(group.members))
             else:
-                usage = whole_usage(call, opened.usage, opened.body)
+                usage = whole_usage(call, attempt, opened.usage, opened.body)
                 parts = _parts(group, call, opened)
                 if parts is None:
-                    self._price_unfit(group, call, opened.target, usage)
+                    self._price_unfit(group, call, attempt, usage)
                 self._part(group, parts)
         except CallerFault:
             self._part(group, None)  # too much for one request, perhaps, and not for several
@@ -305,14 +307,13 @@ class Groups(CallFeature):
             internal.__cause__ = defect
             self._refuse(group, internal)
         finally:
-            self._admission.outcomes.settle(call, usage)
+            self._admission.outcomes.settle(call, attempt, usage)
 
-    def _price_unfit(self, group: Group, call: Call, target: Target, usage: Usage | None) -> None:
+    def _price_unfit(self, group: Group, call: Call, attempt: Attempt, usage: Usage | None) -> None:
         """Books for the members that an answer which is of no use to them was paid for."""
-        last = call.attempts[-1]
-        last.ended_at = self._clock.monotonic() if last.ended_at is None else last.ended_at
-        last.cost_usd = None if call.endpoint.tokens == "none" else cost_usd(call, target, usage)
-        last.is_cost_reported = usage is not None and not usage.estimated
+        attempt.ended_at = self._clock.monotonic() if attempt.ended_at is None else attempt.ended_at
+        attempt.cost_usd = None if call.endpoint.tokens == "none" else cost_usd(call, attempt.target, usage)
+        attempt.is_cost_reported = usage is not None and not usage.estimated
         for member, share in zip(group.members, _shares(group), strict=True):
             _note_attempts(member, group, share)
 
@@ -324,8 +325,8 @@ class Groups(CallFeature):
             return
         shares = _shares(group)
         for member, answer, share in zip(group.members, answers, shares, strict=True):
-            _note_attempts(member, group, share)
-            _answer(member, answer)
+            own = _note_attempts(member, group, share)
+            _answer(member, replace(answer, attempt=own.get(answer.attempt, answer.attempt)))
 
     def _refuse(self, group: Group, error: GatewayError) -> None:
         for member, share in zip(group.members, _shares(group), strict=True):
@@ -339,7 +340,9 @@ def _parts(group: Group, call: Call, opened: Whole) -> list[Whole] | None:
     parts = split_answer(call.endpoint.name, opened.body, counts, weights, opened.usage)
     if parts is None:
         log.warning(
-            "%s has answered %d inputs with something else; each goes alone now", opened.target.name, group.items
+            "%s has answered %d inputs with something else; each goes alone now",
+            opened.attempt.target.name,
+            group.items,
         )
         return None
     return [replace(opened, body=part.body, usage=part.usage) for part in parts]
@@ -349,16 +352,22 @@ def _shares(group: Group) -> list[float]:
     return [member.tokens / (group.tokens or 1) for member in group.members]
 
 
-def _note_attempts(member: Member, group: Group, share: float) -> None:
-    """Notes in a member's account how its group fared: the attempts, with its share of what they cost, and the waits."""
+def _note_attempts(member: Member, group: Group, share: float) -> dict[Attempt, Attempt]:
+    """Notes in a member's account how its group fared: the attempts, with its share of what they cost, and the waits.
+
+    Returns by the group's attempts what the member has of them. What they have reserved stays the group's.
+    """
     call, joined = member.call, group.call
     if joined is None or call.attempts:
-        return
-    call.attempts = [
-        replace(one, cost_usd=None if one.cost_usd is None else one.cost_usd * share) for one in joined.attempts
-    ]
+        return {}
+    shares = {
+        one: replace(one, reservation=None, cost_usd=None if one.cost_usd is None else one.cost_usd * share)
+        for one in joined.attempts
+    }
+    call.attempts = [*shares.values()]
     call.queue_s, call.backoff_s, call.denied = joined.queue_s, joined.backoff_s, joined.denied
     call.skips = joined.skips
+    return shares
 
 
 def _answer(member: Member, answer: Whole | ErrorAnswer | None) -> None:

@@ -26,9 +26,9 @@ from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.openai.sse import json_object
 from gateway.core.relay import HeldEnd, OverlongStream, SseRelay, StreamBroken
-from gateway.core.retry import Step, Try
+from gateway.core.retry import Attempt, Step, Try
 from gateway.core.snapshot import Model, Target, upstream_model
-from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase, UpstreamFailed, Usage
+from gateway.core.types import Endpoint, ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.features.output.rules import (
     CHECKED,
     OutputResult,
@@ -39,7 +39,6 @@ from gateway.features.output.rules import (
     fits,
     repair_request,
     repaired_text,
-    spent_usd,
     violation_of,
 )
 from gateway.features.output.schema import INLINE_BYTES, MOST_BYTES, OutputSchema, SchemaUnusable, compile_schema
@@ -66,10 +65,10 @@ async def hold(
 
     Raises UpstreamFailed when it breaks off: the client has nothing of it; DeadlineExceeded when the caller's time is up.
     """
-    attempt, end, texts = call.attempts[-1], HeldEnd(), StreamedTexts(call.endpoint.name)
-    chunks = relay.chunks(end, clocks_of(opened.target, call), clock.monotonic)
+    attempt, end, texts = opened.attempt, HeldEnd(), StreamedTexts(call.endpoint.name)
+    chunks = relay.chunks(end, clocks_of(attempt.target, call), clock.monotonic)
     parts, size = [], 0
-    task = watch.begin(call.deadline, call.task, call) if call.deadline_is_callers else None
+    task = watch.begin(call.deadline, call.task, attempt, call) if call.deadline_is_callers else None
     try:
         async for chunk in chunks:
             attempt.last_activity_at = clock.monotonic()  # it is anything but silent, though nobody hears of it
@@ -91,8 +90,8 @@ async def hold(
     if end.outcome != "ok":
         raise UpstreamFailed(_class_of(end.outcome), Phase.STREAMING, "the stream broke off while it was held back")
     attempt.ended_at = clock.monotonic()
-    usage = streamed_usage(call, "ok", end.usage, end.tokens)
-    return HeldStream(Whole(opened.target, opened.status, opened.headers, b"".join(parts), usage), texts.texts())
+    usage = streamed_usage(call, attempt, "ok", end.usage, end.tokens)
+    return HeldStream(Whole(attempt, opened.status, opened.headers, b"".join(parts), usage), texts.texts())
 
 
 def _class_of(outcome: str | None) -> ErrorClass:
@@ -106,7 +105,7 @@ CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 _OF_THE_CALL = frozenset((b"idempotency-key", b"content-encoding"))
 """Headers that are about the client's own request."""
 
-OpenFrom = Callable[[Call, Step], Coroutine[Any, Any, Opened]]
+OpenFrom = Callable[[Call, Step, None, Attempt], Coroutine[Any, Any, Opened]]
 
 
 @dataclass(slots=True)
@@ -116,8 +115,6 @@ class Repaired:
     text: str
     attempt: Attempt
     usage: Usage
-    target: Target
-    """The target, with the name by which its provider knows the model."""
 
 
 class Repairs:
@@ -131,17 +128,25 @@ class Repairs:
     __slots__ = ("_admission", "_clock", "_open")
 
     def __init__(self, clock: Clock, admission: Admission, open: OpenFrom) -> None:
-        """`open` makes the attempts of a call, beginning with a step."""
+        """`open` makes the attempts of a call, beginning with a step after the attempt that has failed."""
         self._clock = clock
         self._admission = admission
         self._open = open
 
     async def repair(
-        self, call: Call, rule: OutputRule, schema: OutputSchema, violation: Violation, text: str, first: int
+        self,
+        call: Call,
+        bad: Attempt,
+        rule: OutputRule,
+        schema: OutputSchema,
+        violation: Violation,
+        text: str,
+        first: int,
     ) -> Repaired | None:
         """Returns a corrected text, unchecked; None: there is none, or the call may not pay for it.
 
-        `first` is the number of attempts that the call had made when its answer was first found invalid.
+        `bad` is the attempt that gave the text, `first` the number of attempts that the call had made when its answer was first
+        found invalid.
         """
         model = None if rule.repair_with is None else call.policy.find_model(rule.repair_with)
         if model is None or rule.repair_with is None:
@@ -153,8 +158,8 @@ class Repairs:
         )
         admission = self._admission
         try:
-            targets = self._targets(call, repair, rule, first)
-            opened = await self._open(repair, Try(targets)) if targets else None
+            targets = self._targets(call, bad, repair, rule, first)
+            opened = await self._open(repair, Try(targets), None, bad) if targets else None
             return None if opened is None else await self._taken(repair, opened)
         except ShuttingDown:
             raise
@@ -164,20 +169,21 @@ class Repairs:
             admission.costs.price_unfinished(repair, self._clock.monotonic())
             raise
         finally:
-            admission.outcomes.cancelled(repair, CLIENT_GONE)  # of what has ended there is nothing left to give back
+            for one in repair.attempts:  # of what has ended there is nothing left to give back
+                admission.outcomes.cancelled(one, CLIENT_GONE)
             call.queue_s += repair.queue_s
             call.backoff_s += repair.backoff_s
             call.denied = call.denied or repair.denied
             call.skips = call.skips or repair.skips
             call.reserved = call.reserved or repair.reserved
 
-    def _targets(self, call: Call, repair: Call, rule: OutputRule, first: int) -> Sequence[Target]:
+    def _targets(self, call: Call, bad: Attempt, repair: Call, rule: OutputRule, first: int) -> Sequence[Target]:
         """Returns where the repair may go; nowhere, if the call has no time, attempts or money for it."""
         admission = self._admission
         made = sum([not attempt.is_refused for attempt in call.attempts])
         if self._clock.monotonic() >= call.deadline or made >= admission.retries.of(call).attempts():
             return ()
-        plan = admission.planner.plan_now(repair)
+        plan = admission.planner.plan_now(repair, bad)
         targets = (*plan.own, *plan.others)
         if not targets:
             return ()
@@ -191,20 +197,26 @@ class Repairs:
 
     async def _taken(self, repair: Call, opened: Opened) -> Repaired | None:
         """Returns what an answer says, with the account of its attempt closed."""
-        attempt, target = repair.attempts[-1], opened.target
+        attempt, target = opened.attempt, opened.attempt.target
         if isinstance(opened, Stream):  # a stream, or an endless text: nobody has asked for that
             await opened.relay.aclose()
             attempt.cost_usd = self._admission.costs.usd(repair, target)
-            self._admission.outcomes.used(repair, None)
+            self._admission.outcomes.used(repair, attempt, None)
             return None
         if isinstance(opened, ErrorAnswer):
             return None
-        usage = whole_usage(repair, opened.usage, opened.body) or Usage(0, 0, estimated=True)
+        usage = whole_usage(repair, attempt, opened.usage, opened.body) or Usage(0, 0, estimated=True)
         attempt.cost_usd, attempt.is_cost_reported = cost_usd(repair, target, usage), not usage.estimated
-        self._admission.outcomes.used(repair, usage)
+        self._admission.outcomes.used(repair, attempt, usage)
         text = repaired_text(opened.body)
-        known = replace(target, model=upstream_model(repair, target))
-        return None if text is None else Repaired(text, attempt, usage, known)
+        # The call that it is for has another model: its own would name another one to a target that has none.
+        attempt.target = replace(target, model=upstream_model(repair, target))
+        return None if text is None else Repaired(text, attempt, usage)
+
+
+def spent_usd(ledger: Sequence[Attempt], first: int) -> float:
+    """Returns what retries and repairs have cost: all attempts behind the `first` ones, which the call had without them."""
+    return sum([attempt.cost_usd or 0.0 for attempt in ledger[first:]])
 
 
 def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
@@ -228,12 +240,10 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         large=None,
         comment=None,
         estimate=-1,
-        grant=None,
         key_cost=None,
         queue_s=0.0,
         backoff_s=0.0,
         other_attempt=None,
-        retry=None,
         denied=None,
         replay=None,
         objects=None,

@@ -8,7 +8,7 @@ and the texts of a stream.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -18,7 +18,6 @@ import orjson
 
 from gateway.core.openai.sse import event_json, json_object, split_events
 from gateway.core.snapshot import Setting
-from gateway.core.types import Attempt
 from gateway.features.output.schema import OutputSchema
 
 OUTPUT_INVALID: Final = "output_invalid"
@@ -257,11 +256,6 @@ def violation_of(schema: OutputSchema, text: bytes) -> Violation | None:
 
 
 # --- the money of a call's check: whether it allows a retry or a repair of an invalid answer ---
-
-
-def spent_usd(ledger: Sequence[Attempt], first: int) -> float:
-    """Returns what retries and repairs have cost: all attempts behind the `first` ones, which the call had without them."""
-    return sum([attempt.cost_usd or 0.0 for attempt in ledger[first:]])
 
 
 def allows_retry(rule: OutputRule, retries: int, spent: float, usd: float | None) -> bool:

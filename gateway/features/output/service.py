@@ -43,13 +43,21 @@ from gateway.core.ledger import cost_usd, whole_usage
 from gateway.core.metrics import Counts, MetricTable
 from gateway.core.openai.sse import json_object
 from gateway.core.ports import Meter
-from gateway.core.racing import CANCELLED
 from gateway.core.relay import OverlongStream, SseRelay
-from gateway.core.retry import TryLater
+from gateway.core.retry import Attempt, TryLater
 from gateway.core.snapshot import Target
-from gateway.core.types import Attempt, ErrorClass, Phase, UpstreamFailed, Usage
+from gateway.core.types import ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.conversion import as_stream, as_whole
-from gateway.features.output.judging import MOST_BODY, HeldStream, Judge, OutputVerdict, Repairs, Schemas, hold
+from gateway.features.output.judging import (
+    MOST_BODY,
+    HeldStream,
+    Judge,
+    OutputVerdict,
+    Repairs,
+    Schemas,
+    hold,
+    spent_usd,
+)
 from gateway.features.output.rules import (
     CHECKED,
     OUTPUT,
@@ -61,7 +69,6 @@ from gateway.features.output.rules import (
     Violation,
     added_usage,
     allows_retry,
-    spent_usd,
     texts_of,
     with_texts,
 )
@@ -213,7 +220,7 @@ class Outputs(CallFeature):
             try:
                 read = await self._read(call, opened)
             except UpstreamFailed as failure:
-                opened = await self._mended(call, opened.target, failure, has_another=bad is not None)
+                opened = await self._mended(call, opened.attempt, failure, has_another=bad is not None)
                 continue
             except DeadlineExceeded:
                 if bad is None:
@@ -221,15 +228,15 @@ class Outputs(CallFeature):
                 break
             if isinstance(read, OverlongStream):
                 self._conclude(call, check, OutputResult.SKIPPED)
-                return Stream(opened.target, opened.status, opened.headers, read)
+                return Stream(opened.attempt, opened.status, opened.headers, read)
             verdict = await self._judge.verdict(schema, read.texts, _check_s(call, self._clock), call.tenant)
             if verdict.result is not OutputResult.INVALID:
                 self._note(call, check, verdict)
                 return read.opened
-            bad = _Checked(read.opened, isinstance(opened, Stream), call.attempts[-1], verdict)
+            bad = _Checked(read.opened, isinstance(opened, Stream), read.opened.attempt, verdict)
             self._discard(call, check, bad)
             first = first or len(call.attempts)
-            opened = await self._retried(call, rule, check, first)
+            opened = await self._retried(call, bad.attempt, rule, check, first)
         assert bad is not None  # noqa: S101  # that is how the loop ends
         repaired = await self._repaired(call, rule, schema, bad, first)
         if repaired is not None:
@@ -256,18 +263,20 @@ class Outputs(CallFeature):
             held = await hold(call, opened, opened.relay, self._clock, self._watch)
         except DeadlineExceeded:
             self._admission.costs.price_unfinished(call, self._clock.monotonic())
-            self._admission.outcomes.cancelled(call, CALLERS_DEADLINE)
-            attempt = call.attempts[-1]
+            attempt = opened.attempt
+            self._admission.outcomes.cancelled(attempt, CALLERS_DEADLINE)
             attempt.ended_at, attempt.error_class = self._clock.monotonic(), ErrorClass.TIMEOUT
             raise
         if isinstance(held, HeldStream):
-            self._admission.outcomes.ended(call, "ok")
+            self._admission.outcomes.ended(call, opened.attempt, "ok")
         return held
 
-    async def _mended(self, call: Call, target: Target, failure: UpstreamFailed, *, has_another: bool) -> Opened | None:
+    async def _mended(
+        self, call: Call, attempt: Attempt, failure: UpstreamFailed, *, has_another: bool
+    ) -> Opened | None:
         """Returns the next answer after a stream that broke off while it was held back; None: there is only the one before."""
         try:
-            return await self._attempts.broken_off(call, target, failure)
+            return await self._attempts.broken_off(call, attempt, failure)
         except GatewayError as error:
             if not has_another or isinstance(error, ShuttingDown):
                 raise
@@ -277,27 +286,28 @@ class Outputs(CallFeature):
         """Closes the account of an attempt whose answer breaks the rule; its target is not to blame."""
         opened, attempt = bad.opened, bad.attempt
         check.violation = bad.verdict.bad[0].violation
-        usage = opened.usage = whole_usage(call, opened.usage, opened.body) or Usage(0, 0, estimated=True)
-        attempt.cost_usd, attempt.is_cost_reported = cost_usd(call, opened.target, usage), not usage.estimated
+        usage = opened.usage = whole_usage(call, attempt, opened.usage, opened.body) or Usage(0, 0, estimated=True)
+        attempt.cost_usd, attempt.is_cost_reported = cost_usd(call, attempt.target, usage), not usage.estimated
         _mark(attempt, str(check.violation))
         attempt.discarded = usage
-        self._admission.outcomes.used(call, usage)
+        self._admission.outcomes.used(call, attempt, usage)
 
-    async def _retried(self, call: Call, rule: OutputRule, check: OutputCheck, first: int) -> Opened | None:
+    async def _retried(
+        self, call: Call, bad: Attempt, rule: OutputRule, check: OutputCheck, first: int
+    ) -> Opened | None:
         """Returns the answer of the same request, sent again; None: it may not be, or has none."""
-        targets = self._targets(call, rule, check, first)
+        targets = self._targets(call, bad, rule, check, first)
         if not targets:
             return None
         check.retries += 1
         try:
-            return await self._attempts.open(call, TryLater(self._clock.monotonic(), targets))
+            return await self._attempts.open(call, TryLater(self._clock.monotonic(), targets), failed=bad)
         except ShuttingDown:
             raise
         except GatewayError:
-            self._admission.outcomes.cancelled(call, CANCELLED)
             return None
 
-    def _targets(self, call: Call, rule: OutputRule, check: OutputCheck, first: int) -> list[Target]:
+    def _targets(self, call: Call, bad: Attempt, rule: OutputRule, check: OutputCheck, first: int) -> list[Target]:
         """Returns where the request may be sent again: nowhere, if time, attempts or money are spent."""
         admission = self._admission
         if check.retries >= rule.retry or self._clock.monotonic() >= call.deadline:
@@ -305,11 +315,10 @@ class Outputs(CallFeature):
         budgets = admission.retries.of(call)
         if sum([not attempt.is_refused for attempt in call.attempts]) >= budgets.attempts():
             return []
-        plan = admission.planner.plan_now(call)
-        out = {attempt.target for attempt in call.attempts if attempt.never_again}
-        last = call.attempts[-1]
+        plan = admission.planner.plan_now(call, bad)
+        out = {attempt.target.name for attempt in call.attempts if attempt.never_again}
         able = [one for one in (*plan.own, *plan.others) if one.name not in out]
-        targets = [one for one in able if budgets.denies(one, last) is None]
+        targets = [one for one in able if budgets.denies(one, bad) is None]
         denied = "budget" if able and not targets else budgets.denies_money()
         if denied is not None:
             call.denied = denied
@@ -334,7 +343,7 @@ class Outputs(CallFeature):
         texts: dict[int, str] = {}
         last = None
         for one, violation in bad.verdict.bad:
-            repair = await self._repairs.repair(call, rule, schema, violation, one.text, first)
+            repair = await self._repairs.repair(call, bad.attempt, rule, schema, violation, one.text, first)
             if last is not None:
                 last.attempt.discarded = last.usage
             last = repair
@@ -356,7 +365,7 @@ class Outputs(CallFeature):
                 last.attempt.discarded = last.usage
                 return None
             body, call.usage_event = frames, b""
-        return replace(opened, target=last.target, body=body, usage=last.usage)
+        return replace(opened, attempt=last.attempt, body=body, usage=last.usage)
 
     def _conclude(self, call: Call, check: OutputCheck, result: OutputResult) -> None:
         check.result = result

@@ -337,7 +337,11 @@ class Ownership(CallFeature):
     def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
         """Returns the chunks of a stream, each one after the objects that it names have been recorded."""
         concern = call.objects
-        return chunks if concern is None or not concern.learns else self.watched(call, concern, opened.target, chunks)
+        return (
+            chunks
+            if concern is None or not concern.learns
+            else self.watched(call, concern, opened.attempt.target, chunks)
+        )
 
     def concerns(self, call: Call, rules: ObjectRules) -> bool:
         """Returns whether the call names or creates objects, and notes which on the call. To be called once, and first."""
@@ -385,10 +389,10 @@ class Ownership(CallFeature):
         if isinstance(opened, Whole) and concern.learns:
             answer = json_object(opened.body)
             if answer is not None:
-                await self._own(call, rules, opened.target, ids_in_answer(concern, answer))
+                await self._own(call, rules, opened.attempt.target, ids_in_answer(concern, answer))
         place = concern.place
         if concern.method == "DELETE" and place is not None and place.id and not place.verb:
-            await self._forget(call, rules, opened.target, place.id)
+            await self._forget(call, rules, opened.attempt.target, place.id)
         return opened
 
     async def watched(
@@ -463,7 +467,7 @@ class Ownership(CallFeature):
         ask_again: Callable[[Call], Awaitable[Opened]],
     ) -> Opened:
         """Returns one page of the tenant's own objects, from as many pages of the provider's as it needs and may read."""
-        first, sent = opened, call.query
+        first, sent, attempt = opened, call.query, opened.attempt
         filling = Filling(sent)
         try:
             while True:
@@ -473,12 +477,13 @@ class Ownership(CallFeature):
                         "The provider's list cannot be told apart by tenants: it is no JSON list. Ask for single objects, or "
                         "set 'objects: shared'."
                     )
-                filling.add(page, await self._are_own(call, rules, concern, opened.target, page.items))
+                filling.add(page, await self._are_own(call, rules, concern, opened.attempt.target, page.items))
                 query = filling.next_query
                 if query is None:
                     break
                 call.query = query
                 again = await ask_again(call)
+                attempt = again.attempt
                 if not isinstance(again, Whole) or again.status != 200:
                     if isinstance(again, ErrorAnswer) and again.error_class is ErrorClass.BAD_REQUEST:
                         break  # it does not take our size of a page: what there is so far is true
@@ -488,7 +493,7 @@ class Ownership(CallFeature):
             call.query = sent
         # Without the headers that describe the provider's bytes.
         headers = [header for header in first.headers if header[0] not in _MARKS]
-        return replace(first, headers=headers, body=filling.body())
+        return replace(first, attempt=attempt, headers=headers, body=filling.body())
 
     async def _are_own(
         self, call: Call, rules: ObjectRules, concern: ObjectAccess, target: Target, items: Sequence[Any]

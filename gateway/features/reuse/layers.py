@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gateway.core.call import INVALID_ANSWER, VARIANT, CacheOutcome, Call, Reply
+from gateway.core.call import INVALID_ANSWER, VARIANT, CacheOutcome, Call, Reply, deciding_attempt
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import KeyInUse, KeyReused
 from gateway.core.ledger import answer_headers
@@ -477,7 +477,7 @@ def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
 
     Invariant: only complete answers are stored, an error only if it would be the same again.
     """
-    last = call.attempts[-1] if call.attempts else None
+    last = deciding_attempt(call)
     replay = call.replay or CacheOutcome()
     return Kept(
         status=reply.status,
@@ -489,7 +489,7 @@ def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
         tenant=call.tenant,
         group="",
         source=call.id,
-        target=last.target if last is not None else replay.target,
+        target=last.target.name if last is not None else replay.target,
         stored_at=wall,
         fresh_until=wall,
         stale_until=wall,

@@ -16,7 +16,7 @@ from copy import copy
 from itertools import product
 from typing import Any, Final
 
-from gateway.core.call import CacheOutcome, Call, Reply
+from gateway.core.call import CacheOutcome, Call, Reply, deciding_attempt
 from gateway.core.clock import Clock
 from gateway.core.errors import (
     BudgetExceeded,
@@ -30,7 +30,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers, why_stopped
 from gateway.core.relay import StreamBroken
-from gateway.core.types import shown
+from gateway.core.retry import shown
 from gateway.features.reuse.rules import Caching
 
 # --- the last word of a stream: it tells a client that all is there ---
@@ -569,7 +569,8 @@ def follow(call: Call, leader: Call) -> None:
     is_stale = leader.replay is not None and leader.replay.result == "stale"
     replay.result, replay.layer = "stale" if is_stale else "coalesced", "single_flight"
     replay.source = leader.id
-    replay.target = leader.attempts[-1].target if leader.attempts else leader.replay.target if leader.replay else ""
+    last = deciding_attempt(leader)
+    replay.target = last.target.name if last is not None else leader.replay.target if leader.replay else ""
     replay.attempts = shown(leader.attempts, skips=leader.skips)
     replay.tried.append(("single_flight", "hit"))
 
@@ -580,7 +581,7 @@ def count_saved(call: Call, leader: Call) -> None:
     if replay is None or replay.layer != "single_flight":
         return
     spared = leader.replay if leader.replay is not None and leader.replay.saved is not None else None
-    last = leader.attempts[-1] if leader.attempts else None
+    last = deciding_attempt(leader)
     replay.saved = leader.usage if spared is None else spared.saved
     replay.saved_usd = spared.saved_usd if spared is not None else last.cost_usd if last is not None else None
 

@@ -19,7 +19,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.core.call import INVALID_ANSWER, CacheOutcome, Call, CallFeature, Reply, RouteFacts, Serve
+from gateway.core.call import (
+    INVALID_ANSWER,
+    CacheOutcome,
+    Call,
+    CallFeature,
+    Reply,
+    RouteFacts,
+    Serve,
+    deciding_attempt,
+)
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import Accounts, answer_headers
@@ -482,7 +491,7 @@ def is_kept(call: Call, reply: Reply, body: bytes) -> bool:
 
 def stored_step(call: Call, ask: StepRequest, fingerprint: bytes, reply: Reply, body: bytes, wall: float) -> StoredStep:
     """Returns an answer as it is kept; it came at `wall`."""
-    last = call.attempts[-1] if call.attempts else None
+    last = deciding_attempt(call)
     replay = call.replay
     is_cached = replay is not None and bool(replay.layer)
     about = StepAbout(
@@ -497,7 +506,7 @@ def stored_step(call: Call, ask: StepRequest, fingerprint: bytes, reply: Reply, 
         usage=call.usage or (replay.saved if replay is not None else None),
         cost_usd=0.0 if is_cached else last.cost_usd if last is not None else None,
         model=call.model_name,
-        target=last.target if last is not None else replay.target if replay is not None else "",
+        target=last.target.name if last is not None else replay.target if replay is not None else "",
         source=call.id,
         outcome=str(call.outcome),
         created_at=wall,

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import orjson
 
 from gateway.core import retry
-from gateway.core.call import Call, Reply
+from gateway.core.call import Call, Reply, deciding_attempt
 from gateway.core.clock import Clock
 from gateway.core.errors import (
     AdmissionDenied,
@@ -445,11 +445,11 @@ def is_of_messages(endpoint: str) -> bool:
 
 def _placed(error: JobError, call: Call | None) -> JobError:
     """Returns the error with where it happened: at the last target, and how far its attempt had come."""
-    if call is None or not call.attempts:
+    last = None if call is None else deciding_attempt(call)
+    if call is None or last is None:
         return error
-    last = call.attempts[-1]
     phase = "" if last.phase is None else str(last.phase)
-    return error._replace(target=last.target, phase=phase, cost_usd=known_usd(call.attempts) or 0.0)
+    return error._replace(target=last.target.name, phase=phase, cost_usd=known_usd(call.attempts) or 0.0)
 
 
 async def read_reply(reply: Reply) -> ServedAnswer:

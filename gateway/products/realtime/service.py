@@ -18,7 +18,8 @@ from gateway.core.openai.headers import response_headers
 from gateway.core.openai.usage import added
 from gateway.core.pipeline import Pipeline
 from gateway.core.relay import RawRelay
-from gateway.core.snapshot import PolicySnapshot, Target, upstream_model
+from gateway.core.retry import Attempt
+from gateway.core.snapshot import PolicySnapshot, upstream_model
 from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.features.runs.step import PART
 from gateway.features.runs.table import RunBudget
@@ -89,6 +90,7 @@ class RealtimeSession:
         "_input_tokens",
         "_parts",
         "_providers",
+        "attempt",
         "call",
         "client",
         "ends_at",
@@ -112,14 +114,15 @@ class RealtimeSession:
         self,
         host: RealtimeSessions,
         call: Call,
-        target: Target,
+        attempt: Attempt,
         provider: Socket,
         now: float,
         hide: Hide | None = None,
     ) -> None:
         self.host = host
         self.call = call
-        self.target = target
+        self.attempt = attempt
+        self.target = attempt.target
         self.provider = provider
         self.client: Socket | None = None
         self.hide = hide
@@ -361,14 +364,14 @@ class RealtimeSessions:
         headers = self._returned.keep(opened.headers)
         if socket is None:
             outcome = opened.error_class if isinstance(opened, ErrorAnswer) else "ok"
-            self._accounts.settle(call, opened.status, outcome, target=opened.target)
+            self._accounts.settle(call, opened.status, outcome, attempt=opened.attempt)
             headers += answer_headers(call, self._clock.monotonic())
             return None, Reply(opened.status, headers, b"" if isinstance(opened, Stream) else opened.body)
         headers += [header for header in opened.headers if header[0] == b"sec-websocket-protocol"]
         headers += answer_headers(call, self._clock.monotonic())
         relay = opened.relay if isinstance(opened, Stream) else None
         hide: Hide | None = getattr(relay.answer, "hide", None) if isinstance(relay, RawRelay) else None
-        session = RealtimeSession(self, call, opened.target, socket, self._clock.monotonic(), hide)
+        session = RealtimeSession(self, call, opened.attempt, socket, self._clock.monotonic(), hide)
         self.open_sessions.add(session)
         return session, Reply(SWITCHING, headers)
 
@@ -390,8 +393,8 @@ class RealtimeSessions:
         call, now = session.call, self._clock.monotonic()
         if usage.estimated:
             session.estimated_usd += cost_usd(call, session.target, usage) or 0.0
-        if call.grant is not None:
-            gate = call.grant.gate
+        if session.attempt.reservation is not None:
+            gate = session.attempt.reservation.gate
             gate.limits.charge(gate.charge(usage.input, None, usage.output, usage.cached), now)
         limits = self._admission.keys.sets.get(call.key.name)
         if limits is not None and call.key_cost is not None:
@@ -438,7 +441,7 @@ class RealtimeSessions:
         known = self._ended.setdefault(session.target.name, [0, 0, 0])
         self._ended[session.target.name] = [old + more for old, more in zip(known, session.traffic(), strict=True)]
         call = session.call
-        self._admission.outcomes.ended(call, outcome)
+        self._admission.outcomes.ended(call, session.attempt, outcome)
         usage, left = session.usage, session.unfinished
         if left is not None:
             usage = left if usage is None else added(usage, left)
@@ -448,9 +451,9 @@ class RealtimeSessions:
             call,
             SWITCHING,
             outcome,
-            target=None if usd else session.target,  # the sum of its usages has no price of its own
+            attempt=session.attempt,
             usage=usage or (Usage(0, 0) if session.transcribed_usd else None),
-            beside_usd=usd,
+            beside_usd=usd,  # the sum of its usages has no price of its own
             estimated_usd=session.estimated_usd,
         )
 

@@ -741,7 +741,7 @@ async def test_a_stream_is_settled_when_it_ends() -> None:
         pass
     assert now_left(bench) == (599, 6000 - 20 - 10, 2)
     await reply.close()
-    bench.admission.outcomes.settle(bench.account.call, Usage(9, 9))
+    bench.admission.outcomes.settle(bench.account.call, bench.account.call.attempts[0], Usage(9, 9))
 
     assert now_left(bench) == (599, 6000 - 20 - 10, 2)
 

@@ -16,14 +16,16 @@ from gateway.core.errors import CircuitOpen, GatewayError, QuotaExhausted, WaitT
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import Capabilities
+from gateway.core.retry import FIRST_SHOWN, LAST_SHOWN, Attempt, shown
 from gateway.core.telemetry import CallLog, JsonLines, Telemetry
-from gateway.core.types import FIRST_SHOWN, LANES, LAST_SHOWN, Attempt, Skip, shown
+from gateway.core.types import LANES, Skip
 from tests.core.admission.test_admission import QUOTA, headers, pass_time, slow_down, start
 from tests.core.test_hedge import Track
 from tests.core.test_suspects import calls, silence
 from tests.features.grouping.test_grouped_calls import Stage, play
 from tests.support.flow import Bench, ScriptedUpstream, failed, streamed, whole
 from tests.support.outage import City, Provider, answers
+from tests.support.targets import target_named
 from tests.support.virtual import LoopClock, run
 
 ONE, TWO = Limits(requests_per_min=1), Limits(requests_per_min=2)
@@ -252,7 +254,7 @@ def test_a_call_that_moves_names_whom_it_went_past() -> None:
         (told,) = await calls(city, 1, 1.0)
         assert told.result == 200
         call = city.bench.account.call
-        assert [attempt.target for attempt in call.attempts] == ["p0/m", "p2/m"]
+        assert [attempt.target.name for attempt in call.attempts] == ["p0/m", "p2/m"]
         assert call.skips == {"p1/m": Skip("p1/m", "drained", 1)}
         await city.settle()
 
@@ -282,7 +284,7 @@ async def test_a_metric_counts_them() -> None:
 
 @given(st.integers(0, 40), st.lists(st.integers(0, 40), max_size=60))
 def test_the_trail_has_all_in_order_and_is_bounded(made: int, after: list[int]) -> None:
-    attempts = [Attempt(f"a{number}", 0.0, status=200) for number in range(made)]
+    attempts = [Attempt(target_named(f"a{number}"), 0.0, status=200) for number in range(made)]
     skips = {f"s{number}": Skip(f"s{number}", "open", min(at, made)) for number, at in enumerate(sorted(after))}
     words = shown(attempts, ",", skips).split(",")
     if made + len(after) > FIRST_SHOWN + LAST_SHOWN:

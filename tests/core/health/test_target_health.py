@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.health.detector import BreakerRules, Suspicion
-from gateway.core.health.target_health import LONG_S, PROBE_PATIENCE_S, Account, Permit, TargetHealth
-from gateway.core.retry import Doubt
+from gateway.core.health.target_health import LONG_S, PROBE_PATIENCE_S, Account, Doubt, Permit, TargetHealth
 
 RULES = BreakerRules(consecutive_failures=3, open_s=10.0, jitter_percent=0.0, probes=2, ramp_s=5.0)
 BACKGROUND, INTERACTIVE = 3, 1

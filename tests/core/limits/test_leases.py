@@ -75,12 +75,12 @@ def test_slots_are_shared() -> None:
         async def one(replica: Replica) -> None:
             nonlocal most, running
             call = replica.bench.call(received_at=clock.now, deadline=clock.now + 60)
-            await replica.admission.enter(call)
+            attempt = await replica.admission.enter(call)
             running += 1
             most = max(most, running)
             await clock.sleep(0.5)
             running -= 1
-            replica.admission.outcomes.settle(call, None)
+            replica.admission.outcomes.settle(call, attempt, None)
 
         start = clock.now
         await asyncio.gather(*[one(replica) for replica in replicas for _ in range(8)])

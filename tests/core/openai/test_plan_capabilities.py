@@ -94,7 +94,7 @@ async def test_who_speaks_the_callers_language_goes_first(
 
     await three.pipeline.handle(call)
 
-    asked = [[target.name for target in targets].index(attempt.target) for attempt in call.attempts]
+    asked = [[target.name for target in targets].index(attempt.target.name) for attempt in call.attempts]
     assert asked == expected
 
 

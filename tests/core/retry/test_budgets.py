@@ -11,11 +11,13 @@ import pytest
 from gateway.core.admission.keys import token_cost
 from gateway.core.balancing import CostRule, Retries
 from gateway.core.errors import BudgetExceeded
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Key, Rates
-from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase
+from gateway.core.types import Endpoint, ErrorClass, Phase
 from tests.support.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says
 from tests.support.flow import Bench, ScriptedUpstream, whole
 from tests.support.outage import City, Provider, answers, fails
+from tests.support.targets import target_named
 from tests.support.virtual import LoopClock, run
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
@@ -266,8 +268,8 @@ def test_silence_elsewhere_costs_a_target_no_retry_tokens() -> None:
     """A timeout at one target says nothing of another; a failure there does, and a timeout of its own does."""
     retries = Retries()
     target = Bench([ScriptedUpstream()]).policy.models["m"].targets[0]
-    elsewhere = Attempt("p1/m", 0.0, error_class=ErrorClass.TIMEOUT, phase=Phase.SENT)
+    elsewhere = Attempt(target_named("p1/m"), 0.0, error_class=ErrorClass.TIMEOUT, phase=Phase.SENT)
 
     assert token_cost(retries, elsewhere, target) == 0.0
-    assert token_cost(retries, replace(elsewhere, target="p0/m"), target) == retries.timeout_tokens
+    assert token_cost(retries, replace(elsewhere, target=target), target) == retries.timeout_tokens
     assert token_cost(retries, replace(elsewhere, error_class=ErrorClass.SERVER_ERROR), target) == retries.retry_tokens

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.balancing import BUILT_IN_RULES, Action, Backoff, Retries
+from gateway.core.health.target_health import Doubt
 from gateway.core.retry import (
     DENIALS,
     FIRST_BUDGET_WAIT_S,
     LAST_TRY_S,
     LONGEST_BUDGET_WAIT_S,
     LOOK_AGAIN_S,
-    Doubt,
+    Attempt,
     GiveUp,
     Plan,
     Step,
@@ -29,7 +30,7 @@ from gateway.core.retry import (
     rule_for,
 )
 from gateway.core.snapshot import Target
-from gateway.core.types import Attempt, Clocks, ErrorClass, Phase, Upstream
+from gateway.core.types import Clocks, ErrorClass, Phase, Upstream
 from tests.rows import rows
 
 NOW = 1000.0
@@ -88,12 +89,12 @@ FREE = FixedBudgets()
 def failed(at: Target, error_class: ErrorClass = OVERLOADED, phase: Phase = Phase.ANSWERED) -> Attempt:
     """A failure as the loop enters it in the ledger."""
     never_again = BUILT_IN_RULES[error_class].action not in (Action.RETRY, Action.HOLD)
-    return Attempt(at.name, NOW, ended_at=NOW, error_class=error_class, phase=phase, never_again=never_again)
+    return Attempt(at, NOW, ended_at=NOW, error_class=error_class, phase=phase, never_again=never_again)
 
 
 def refused(at: Target) -> Attempt:
     """A rate limit that is waited for."""
-    return Attempt(at.name, NOW, ended_at=NOW, status=429, error_class=ErrorClass.RATE_LIMIT_REQUESTS, is_refused=True)
+    return Attempt(at, NOW, ended_at=NOW, status=429, error_class=ErrorClass.RATE_LIMIT_REQUESTS, is_refused=True)
 
 
 def after(
@@ -489,8 +490,8 @@ def test_no_step_breaks_a_rule(course: Course) -> None:
         ledger = course.ledger[:length]
         if isinstance(step, GiveUp) or not step.targets:
             continue
-        never_again = {attempt.target for attempt in ledger if attempt.never_again}
-        met = {attempt.target for attempt in ledger if not attempt.is_refused}
+        never_again = {attempt.target.name for attempt in ledger if attempt.never_again}
+        met = {attempt.target.name for attempt in ledger if not attempt.is_refused}
         going = {target.name for target in step.targets}
         assert going
         assert not going & never_again
@@ -516,7 +517,7 @@ def test_own_targets_come_first(course: Course) -> None:
         if isinstance(step, GiveUp) or not step.targets or telling(ledger).is_refused:
             continue
         own = course.plan.context if is_too_long else course.plan.own
-        out = {attempt.target for attempt in ledger if not attempt.is_refused or attempt.never_again}
+        out = {attempt.target.name for attempt in ledger if not attempt.is_refused or attempt.never_again}
         fresh = [target.name for target in own if target.name not in out]
         assert names(step).startswith("".join(fresh))
 
@@ -530,11 +531,11 @@ def test_who_is_too_long_only_goes_to_larger_windows(course: Course) -> None:
     context = {target.name for target in course.plan.context}
     for length, _, step in course.steps:
         ledger = course.ledger[:length]
-        too_long = {one.target for one in ledger if one.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED}
+        too_long = {one.target.name for one in ledger if one.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED}
         going = set(names(step))
         if not too_long:
             assert not going & context
-        elif context - {one.target for one in ledger if one.never_again} or ledger[0].target in too_long:
+        elif context - {one.target.name for one in ledger if one.never_again} or ledger[0].target.name in too_long:
             assert going <= context
 
 

@@ -12,13 +12,15 @@ import pytest
 from gateway.core.answers import MAY_MEAN_PATH
 from gateway.core.clock import SystemClock
 from gateway.core.errors import InvalidRequest
-from gateway.core.types import Answer, Attempt, Clocks, Outgoing, Spliced, UpstreamFailed
+from gateway.core.retry import Attempt
+from gateway.core.types import Answer, Clocks, Outgoing, Spliced, UpstreamFailed
 from gateway.dialects import registry
 from gateway.dialects import upstream as module
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import LARGE_BYTES, LEARNED_FOR_S, Converting, Languages
 from tests.rows import rows
 from tests.support.flow import JSON, Broken, Script, ScriptedUpstream
+from tests.support.targets import target_named
 
 CLOCKS = Clocks(1.0, 1.0, 1.0, 1.0, 1.0)
 ASKED = {"model": "m", "input": "hi", "truncation": "auto"}
@@ -64,7 +66,7 @@ def around(inner: Any, clock: Any = None, *, speaks: frozenset[str] | None = Non
 
 def outgoing(path: str = "/responses", body: Any = None, method: str = "POST") -> Outgoing:
     given = orjson.dumps(ASKED if body is None else body) if not isinstance(body, Spliced | bytes) else body
-    return Outgoing(method, path, b"", "m", [], given, None, CLOCKS, 1.0, Attempt("t", 0.0))
+    return Outgoing(method, path, b"", "m", [], given, None, CLOCKS, 1.0, Attempt(target_named("t"), 0.0))
 
 
 async def body_of(answer: Answer) -> Any:

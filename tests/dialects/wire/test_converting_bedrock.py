@@ -14,13 +14,15 @@ from gateway.core.clock import SystemClock
 from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.client.wire import Wire
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Provider
-from gateway.core.types import Attempt, Clocks, Outgoing, UpstreamFailed
+from gateway.core.types import Clocks, Outgoing, UpstreamFailed
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception
 from tests.dialects.cases import events_of
 from tests.support.flow import JSON, Script, ScriptedAnswer, ScriptedUpstream
+from tests.support.targets import target_named
 
 CLOCKS = Clocks(1.0, 1.0, 1.0, 1.0, 1.0)
 ARN = "arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-haiku-4-5-20251001-v1:0"
@@ -47,7 +49,7 @@ def around(*scripts: Script) -> tuple[ScriptedUpstream, Converting]:
 
 def outgoing(path: str, model: str = ARN, **body: Any) -> Outgoing:
     given = orjson.dumps({"model": "m", **body})
-    return Outgoing("POST", path, b"", model, [], given, None, CLOCKS, 1.0, Attempt("t", 0.0))
+    return Outgoing("POST", path, b"", model, [], given, None, CLOCKS, 1.0, Attempt(target_named("t"), 0.0))
 
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.call import CacheOutcome, Call
-from gateway.core.types import Attempt, Kept, Usage
+from gateway.core.retry import Attempt
+from gateway.core.types import Kept, Usage
 from gateway.features.reuse.inspect import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
 from tests.support.flow import Bench, ScriptedUpstream
+from tests.support.targets import target_named
 
 LAYERS = ("idempotency", "single_flight", "exact", "semantic")
 BENCH = Bench([ScriptedUpstream()])
@@ -20,7 +22,7 @@ BENCH = Bench([ScriptedUpstream()])
 
 def call(replay: CacheOutcome | None, *, attempts: int = 0, **changes: object) -> Call:
     """A call that has ended."""
-    return BENCH.call(replay=replay, attempts=[Attempt("a/m", 1.0) for _ in range(attempts)], **changes)
+    return BENCH.call(replay=replay, attempts=[Attempt(target_named("a/m"), 1.0) for _ in range(attempts)], **changes)
 
 
 def noted(*calls: Call) -> Savings:

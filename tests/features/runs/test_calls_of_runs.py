@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from gateway.core.call import Call, CallRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.metrics import Metrics
+from gateway.core.retry import Attempt
 from gateway.core.snapshot import Key, with_settings
 from gateway.core.telemetry import CallCounter
-from gateway.core.types import Attempt, Usage
+from gateway.core.types import Usage
 from gateway.features.runs.http import WorkflowStats
 from gateway.features.runs.metrics import MOST_UNKNOWN, RunCounter
 from gateway.features.runs.rules import (
@@ -57,6 +58,7 @@ from gateway.features.runs.step import (
 from gateway.features.runs.table import DurableRuns, RunBudget, RunTable
 from tests.support.flow import Bench, FakeClock, ScriptedUpstream, failed, whole
 from tests.support.memory_store.store import MemoryJobStore
+from tests.support.targets import target_named
 
 INVOICE = WorkflowRules("invoice", ("extract", "check", "summarise"))
 KEY = Key("web", "web", b"")
@@ -128,9 +130,9 @@ class Town:
         return self.bench.call(part=part, **changes)
 
     def settle(self, call: Call, outcome: str = "ok", usd: float = 0.01, bad: int = 0, replica: int = 0) -> None:
-        call.attempts = [Attempt("p", 0.0, error_class="timeout") for _ in range(bad)]
+        call.attempts = [Attempt(target_named("p"), 0.0, error_class="timeout") for _ in range(bad)]
         if outcome == "ok":
-            call.attempts.append(Attempt("p", 0.0))
+            call.attempts.append(Attempt(target_named("p"), 0.0))
         call.usage = Usage(10, 5)
         self.tables[replica].settled(call, outcome, usd if outcome == "ok" else None, 0.001 * bad)
         account = CallRecord(call, 200, outcome, call.usage, usd if outcome == "ok" else None, 0.0, 1.0, 0.0, None)
