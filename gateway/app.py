@@ -54,6 +54,7 @@ from gateway.core.telemetry import CallLog, Telemetry
 from gateway.core.types import Upstream
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.credentials.clouds import Clouds
+from gateway.dialects.endpoints import RESPONSES
 from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
@@ -106,7 +107,7 @@ from gateway.products.responses.http import ResponseEndpoint
 from gateway.products.responses.socket import ResponseSocketDoor, ResponseSocketMetrics
 from gateway.products.responses.store import KeptBounds
 from gateway.products.work import JobWork, durable_routes
-from gateway.routes import ENDPOINTS, Served, SocketDoors, build_app, build_front
+from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS
 from gateway.settings import Settings
 
@@ -485,10 +486,9 @@ class Gateway:
         self._realtime.present = lambda: self._policies.current
         of_sockets = (self._policies, meter, self._clock, self._inflight)
         targets = SocketTargets(lambda provider, model: SocketWire(provider, model, self._pools))
-        of_responses = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "responses")
         sockets = SocketDoors(
             RealtimeEndpoint(self._realtime, edge.intake, targets, meter, self._clock, self._inflight),
-            ResponseSocketDoor(edge, of_responses, *of_sockets),
+            ResponseSocketDoor(edge, RESPONSES, *of_sockets),
         )
         admin = policy.server.admin_listen
         if self._only_works:  # it is asked for its health there: the options first, then the port of operators

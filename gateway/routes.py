@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import orjson
 from starlette.applications import Starlette
@@ -23,18 +23,11 @@ from gateway.core.errors import BodyTimeout, GatewayError, InternalError, Method
 from gateway.core.http.connection import HotEndpoints
 from gateway.core.http.writing import WholeResponse
 from gateway.core.ports import Meter
-from gateway.core.render import (
-    error_body,
-    error_headers,
-    google_error_body,
-    message_error_body,
-    named_request,
-    new_request_id,
-)
+from gateway.core.render import error_headers, named_request, new_request_id
 from gateway.core.snapshot import Key, Model, Policies
 from gateway.core.types import Endpoint
 from gateway.dialects import shapes
-from gateway.dialects.count_tokens import COUNT_TOKENS
+from gateway.dialects.endpoints import ENDPOINTS, GENERATE_SHAPE, MESSAGES_SHAPE, OPENAI
 from gateway.dialects.http import (
     GenerateDoor,
     generate_routes,
@@ -52,41 +45,6 @@ from gateway.products.responses.socket import ResponseSocketDoor
 log = logging.getLogger("gateway.edge")
 
 _BATCHES = " Batches of Messages are made at /v1/batches, of a file whose lines have the url /v1/messages."
-OF_FILES_BYTES: Final = 68_157_440
-"""50 MB of pictures and files, as OpenAI takes them in one call, in base64 (docs: images and vision, file inputs)."""
-OF_MESSAGES_BYTES: Final = 33_554_432
-"""Anthropic's bound (docs: API overview, request size limits)."""
-OF_SOUND_BYTES: Final = 27_262_976
-"""25 MiB of sound, as OpenAI takes them (docs: speech to text), and a form around them."""
-ENDPOINTS = (
-    Endpoint("chat", "/chat/completions", usage_option=True, tokens="both", most_body_bytes=OF_FILES_BYTES),
-    Endpoint("completions", "/completions", usage_option=True, tokens="both"),
-    Endpoint("embeddings", "/embeddings", tokens="input"),
-    Endpoint(
-        "responses",
-        "/responses",
-        sse="responses",
-        tokens="both",
-        is_model_optional=True,
-        most_body_bytes=OF_FILES_BYTES,
-    ),
-    Endpoint("messages", "/messages", sse="messages", tokens="both", most_body_bytes=OF_MESSAGES_BYTES),
-    Endpoint(
-        "count_tokens", "/messages/count_tokens", sse="messages", tokens="input", most_body_bytes=OF_MESSAGES_BYTES
-    ),
-    Endpoint("moderations", "/moderations", is_model_optional=True),
-    Endpoint("images", "/images/generations", sse="other", is_model_optional=True),
-    Endpoint("speech", "/audio/speech", answer="binary"),
-    Endpoint(
-        "transcriptions",
-        "/audio/transcriptions",
-        answer="binary",
-        request="multipart",
-        most_body_bytes=OF_SOUND_BYTES,
-    ),
-)
-WORK = tuple(endpoint for endpoint in ENDPOINTS if endpoint.name != COUNT_TOKENS)
-"""What may be a job or a line of a batch: a count is answered at once, or is not worth it."""
 ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
 
 
@@ -242,14 +200,13 @@ def _may_use(key: Key, name: str) -> bool:
 def _error_response(request: Request, error: GatewayError) -> Response:
     request_id = request_fields.request_id(dict(request.scope["headers"])) or new_request_id()
     is_message = is_anthropics(request)
-    body = message_error_body(error, request_id) if is_message else error_body(error)
-    if is_googles(request):
-        body = google_error_body(error)
+    shape = GENERATE_SHAPE if is_googles(request) else MESSAGES_SHAPE if is_message else OPENAI
+    body = shape.error_body(error, request_id)
     request.app.state.meter.refused(request_id, request.scope["path"], error.status, error.code)
     response = Response(body, error.status)
     response.raw_headers = [*error_headers(error, len(body)), (b"x-request-id", request_id.encode())]
     if is_message:
-        response.raw_headers = named_request(response.raw_headers)
+        response.raw_headers = named_request(MESSAGES_SHAPE, response.raw_headers)
     if isinstance(error, BodyTimeout):
         response.raw_headers.append((b"connection", b"close"))  # what may still come of the body is not waited for
     return response

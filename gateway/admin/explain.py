@@ -18,7 +18,6 @@ from gateway.core.error_tables import Diagnosis, ErrorFacts, ErrorRule, ErrorTab
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
-from gateway.core.openai.media import MEDIA
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import Capabilities
 from gateway.core.patience import SDK_S
@@ -26,7 +25,7 @@ from gateway.core.request_fields import Peeked, RoutePlan, peek, plan_route
 from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target, targets_hidden_from_callers
 from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
 from gateway.dialects import http as door
-from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
+from gateway.dialects.endpoints import ENDPOINTS
 from gateway.dialects.target_languages import Conversion
 from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
 from gateway.features.grouping.rules import GROUPING, RESULTS
@@ -39,7 +38,6 @@ from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.pipelines.compile import PIPELINE
 from gateway.products.responses.keeping import RESPONSES, keeping_of
 from gateway.products.responses.rules import Keeping, keeps, read_response_options
-from gateway.routes import ENDPOINTS
 
 _CHARGES = {
     "max": "the larger of input tokens and max_tokens",
@@ -255,9 +253,7 @@ def _rewrite(endpoint: Endpoint, requested_model: str, target: Target) -> str:
 
 def _price(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: bytes) -> str:
     rates = target.find_rates(target.model or peeked.model)
-    is_billed = endpoint.name in MEDIA or (
-        endpoint.tokens != "none" and endpoint.name not in (COUNT_TOKENS, COUNT_GENERATED)
-    )
+    is_billed = endpoint.media is not None or (endpoint.tokens != "none" and not endpoint.counts_tokens)
     is_refused = is_billed and key.budget_usd_per_day is not None and not key.allow_unpriced
     refusal = ": 403 unpriced_endpoint for this key, which has a budget" if is_refused else ""
     if rates is None:

@@ -29,10 +29,8 @@ from gateway.core.openai.json_edit import find_fields, insert_field, remove_fiel
 from gateway.core.openai.media import read_media_answer
 from gateway.core.openai.sse import (
     BYTE_ORDER_MARK,
-    FAILED_REASONS,
     answer_object,
     error_json,
-    failed_error,
     first_error,
     json_object,
     split_events,
@@ -56,7 +54,6 @@ from gateway.core.types import (
     Spliced,
     UpstreamFailed,
 )
-from gateway.dialects.conversion import as_whole
 from gateway.features.ownership.objects import ObjectAccess
 from gateway.features.reuse.keys import ACCOUNTS
 
@@ -77,12 +74,6 @@ NOT_ASCII = bytes(range(0x80, 0x100))
 _OF_THE_BODY = frozenset((b"content-type", b"content-encoding", b"content-length"))
 """Headers that belong to the body, whatever `Connection` says of them."""
 MAY_MEAN_PATH = frozenset((400, 404, 405))
-HAS_CHOICES = frozenset(("chat", "completions"))
-"""Endpoints whose answers without choices are none."""
-COMPLETED = frozenset(("embeddings", "images"))
-"""Endpoints whose whole answers, or their usage, get what they lack."""
-PASSING_CODES = ("server_error", "rate_limit_exceeded", "vector_store_timeout")
-"""Why a response has failed, where another attempt may do better."""
 
 
 async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDeadlines) -> Opened:
@@ -138,8 +129,8 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
         else:
             opened = await _read_opening(call, attempt, answer, content_type, clock)
         # Before the attempt counts as answered: clients rely on what may be missing here, and money on the units.
-        if call.endpoint.name in COMPLETED and isinstance(opened, Whole):
-            if call.endpoint.name == "embeddings":
+        if call.endpoint.is_completed and isinstance(opened, Whole):
+            if call.endpoint.has_vectors:
                 await _complete_embeddings(call, opened)
             else:
                 opened.usage = media_usage(call, target, opened.usage)
@@ -258,7 +249,7 @@ def outgoing_of(call: Call, attempt: Attempt, clocks: Clocks) -> Outgoing:
     if model != call.model_name or call.large is not None or call.stream:
         body = _body_for(call, model)
     if target.edits is not None and call.endpoint.request == "json":
-        edits = target.edits if call.endpoint.name != "count_tokens" else target.edits.of_count()
+        edits = target.edits.of_count() if call.endpoint.counts_tokens else target.edits
         body = _edited(body, edits, attempt, refuses_loss=call.model.on_loss == "refuse")
     return Outgoing(
         call.method,
@@ -397,11 +388,9 @@ async def _gather(call: Call, attempt: Attempt, answer: Answer, clock: Clock) ->
     error = next((found for event in split_events(frames) if (found := first_error(event)) is not None), None)
     if error is not None:
         return _streamed_error(attempt, answer, error, clock)
-    name, body = call.endpoint.name, None
+    body, as_whole = None, call.endpoint.shape.as_whole
     if is_whole and call.endpoint.tokens == "both":  # other endpoints' streams are no parts of an answer
-        body = (
-            as_whole(name, frames) if len(frames) <= THREAD_BYTES else await asyncio.to_thread(as_whole, name, frames)
-        )
+        body = as_whole(frames) if len(frames) <= THREAD_BYTES else await asyncio.to_thread(as_whole, frames)
     if body is None:
         message = "the provider sent a stream in place of the whole answer, and it cannot be put together"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, message)
@@ -415,7 +404,7 @@ async def _open_json(call: Call, attempt: Attempt, answer: Answer, clock: Clock)
     if not is_whole:
         relay = RawRelay(attempt.target.upstream, answer, body, count_tokens=True)
         headers = answer.headers
-        if call.endpoint.name == "embeddings" and asks_base64(call.body):
+        if call.endpoint.has_vectors and asks_base64(call.body):
             relay.change(chunks_with_base64)
             # The vectors change on their way, and the announced length no longer holds.
             headers = [header for header in headers if header[0] != b"content-length"]
@@ -435,7 +424,7 @@ async def _open_binary(call: Call, attempt: Attempt, answer: Answer, content_typ
     if not is_whole:
         return Stream(attempt, status, headers, RawRelay(attempt.target.upstream, answer, body, count_tokens=True))
     parsed = answer_object(body) or {}
-    error = _error_inside(parsed, call.endpoint.name)
+    error = call.endpoint.shape.error_inside(parsed)
     if error is None:
         written = estimate_tokens(str(parsed.get("text", "")).encode("utf-8", "surrogatepass"))
         usage = media_usage(call, attempt.target, read_media_answer(parsed), written)
@@ -487,7 +476,7 @@ def _accept_json(call: Call, attempt: Attempt, answer: Answer, body: bytes, cloc
         what = "an HTML page" if is_page else "something that is not a JSON object"
         what = what if parsed is None else "an empty object"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
-    error = _error_inside(parsed, call.endpoint.name)
+    error = call.endpoint.shape.error_inside(parsed)
     if error is not None:
         diagnosis = attempt.target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
         return ErrorAnswer(attempt, in_band_status(error, diagnosis), answer.headers, body, diagnosis)
@@ -496,37 +485,6 @@ def _accept_json(call: Call, attempt: Attempt, answer: Answer, body: bytes, cloc
     if usage is not None and ("service_tier" in parsed or "tool_usage" in parsed):
         add_beside(usage, parsed)
     return Whole(attempt, OK, answer.headers, body, usage=usage)
-
-
-def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:
-    """The error that an answer with status 200 reports all the same. Raises UpstreamFailed when it has no choices at all."""
-    error = parsed.get("error")
-    if error:
-        if isinstance(error, dict):
-            is_own = parsed.get("object") == "response" and error.get("code") not in PASSING_CODES
-            return None if is_own else error  # a response may report its own failure
-        # Some servers put bare text where the error object belongs.
-        return {**parsed, "message": error} if isinstance(error, str) else None
-    choices = parsed.get("choices")
-    if endpoint == "messages":
-        if not isinstance(parsed.get("content"), list):
-            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with no message")
-        return None
-    if endpoint == "generate":
-        candidates = parsed.get("candidates")
-        if not (isinstance(candidates, list) and candidates) and not parsed.get("promptFeedback"):
-            message = "the provider answered without any candidate"
-            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, message)
-        return None
-    if not isinstance(choices, list) and endpoint not in HAS_CHOICES:
-        return None
-    if not choices or not isinstance(choices, list):
-        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered without any choice")
-    first = choices[0]
-    reason = first.get("finish_reason") if isinstance(first, dict) else None
-    if not isinstance(reason, str) or reason not in FAILED_REASONS:
-        return None
-    return failed_error({"choices": [first]})
 
 
 async def _complete_embeddings(call: Call, opened: Whole) -> None:

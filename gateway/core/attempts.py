@@ -33,7 +33,7 @@ from gateway.core.ledger import cost_usd, should_retry_of
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
 from gateway.core.racing import Failover, Hedges, Suspects
-from gateway.core.render import error_body
+from gateway.core.render import client_status, error_body, unknown_path
 from gateway.core.retry import (
     DENIALS,
     Attempt,
@@ -48,15 +48,7 @@ from gateway.core.retry import (
     rule_for,
     shown,
 )
-from gateway.core.types import PASSING, ErrorClass, NotExpressible, Phase, UpstreamFailed
-from gateway.dialects.shapes import (
-    client_status,
-    for_generate,
-    for_messages,
-    for_openai,
-    openai_error,
-    unknown_path,
-)
+from gateway.core.types import PASSING, ErrorClass, NotExpressible, Phase, ProviderError, UpstreamFailed
 
 LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))
 """The target has refused the call for how much was asked of it, not for what."""
@@ -448,23 +440,17 @@ def _in_callers_shape(call: Call, last: ErrorAnswer, *, is_readable: bool) -> Er
 
     `is_readable`: clients of OpenAI's can read it, as it is.
     """
-    status, original, code = last.status, last.body, last.error_class
     is_converted = call.path in last.attempt.target.converters_by_path
-    body = for_openai(status, original, code, last.headers, is_converted=is_converted)
-    if body is None and not is_readable:
-        if status >= 500:
-            return None
-        body = openai_error(status, error_object(original) or {}, code)
-    if call.endpoint.sse == "messages":
-        request_id = (last.attempt.upstream_request_id or b"").decode("latin-1") or call.id
-        body = for_messages(status, original, code, request_id)
-    elif call.endpoint.sse == "generate":
-        body = for_generate(status, original, code, last.headers)
+    request_id = (last.attempt.upstream_request_id or b"").decode("latin-1") or call.id
+    error = ProviderError(last.status, last.body, last.headers, last.error_class, is_converted, is_readable, request_id)
+    body = call.endpoint.shape.provider_error(error)
     if body is None:
+        return None
+    if body is last.body:
         return last
     headers = [header for header in last.headers if header[0] != b"content-type"]
-    status_for_client = client_status(status, code)
-    return replace(last, status=status_for_client, headers=[*headers, (b"content-type", JSON_TYPE)], body=body)
+    status = client_status(last.status, last.error_class)
+    return replace(last, status=status, headers=[*headers, (b"content-type", JSON_TYPE)], body=body)
 
 
 def _is_final_word(last: ErrorAnswer, step: GiveUp) -> bool:

@@ -31,11 +31,10 @@ from gateway.core.ledger import answer_headers
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter
 from gateway.core.relay import StreamBroken
-from gateway.core.render import around_json, on_one_line, own_error_event, whole_as_events
+from gateway.core.render import on_one_line
 from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint
 from gateway.core.waiting import KeepAlive, Shedding
-from gateway.dialects.conversion import as_stream
 from gateway.features.reuse.layers import wants_usage
 
 # --- answers on their way out: whole, in parts, or as events of a stream whose head went while its call waited ---
@@ -80,7 +79,7 @@ async def _give_events(served: ServedRequest, call: Call, reply: Reply) -> None:
                 await send_chunk(cycle, chunk)
             await end_stream(cycle)
         else:
-            before, after = around_json(call.endpoint)
+            before, after = call.endpoint.shape.around_json()
             await send_chunk(cycle, before)
             async for chunk in reply.chunks:
                 # A line end would end the `data:` line in the middle of the JSON.
@@ -108,10 +107,10 @@ def _as_events(call: Call, reply: Reply) -> tuple[list[tuple[bytes, bytes]], byt
 
 def events_of(call: Call, reply: Reply) -> bytes:
     """A whole answer as the events that a streaming provider would have sent; where they are not known, one event."""
-    events = None
+    shape, events = call.endpoint.shape, None
     if reply.status == 200:
-        events = as_stream(call.endpoint.name, reply.body, include_usage=wants_usage(call))
-    return whole_as_events(call.endpoint, reply.status, reply.body) if events is None else events
+        events = shape.as_stream(reply.body, include_usage=wants_usage(call))
+    return shape.as_event(reply.status, reply.body) if events is None else events
 
 
 Scope = MutableMapping[str, Any]
@@ -225,7 +224,7 @@ class Edge:
             error.should_retry = False  # after the deadline of the whole call, not of one try, its caller wants none
         if call is not None and served.kept_alive:
             served.started = True
-            await end_stream(cycle, own_error_event(call.endpoint, error, served.request_id))
+            await end_stream(cycle, call.endpoint.shape.error_event(error, served.request_id))
             return
         if call is None or not call.settled:  # nothing else counts it: it never came to the pipeline
             self._meter.refused(served.request_id, cycle.scope["path"], error.status, error.code)
@@ -253,6 +252,6 @@ class Edge:
         elif served.started and served.call is not None and served.call.stream:
             # The head has gone, so only an event can still bring the error.
             broken = ShuttingDown("The gateway is shutting down and the stream could not be finished.")
-            await end_stream(served.cycle, own_error_event(served.call.endpoint, broken, served.request_id))
+            await end_stream(served.cycle, served.call.endpoint.shape.error_event(broken, served.request_id))
         else:
             await self._refuse(served, ShuttingDown("The gateway is shutting down; the call could not be finished."))

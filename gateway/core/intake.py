@@ -58,7 +58,6 @@ from gateway.core.request_fields import (
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
-from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 
 if TYPE_CHECKING:
     from gateway.core.call import Call
@@ -280,8 +279,7 @@ class ServedRequest(Serving):
                 self.call.is_begun = True
             own_id = self.request_id.encode()
             headers = [*EVENT_STREAM, (b"x-gateway-request-id", own_id), (b"x-request-id", own_id)]
-            if cycle.endpoint.sse == "messages":
-                named_request(headers)
+            named_request(cycle.endpoint.shape, headers)
             begin_stream(cycle, headers, comment)
         elif cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
             write_chunk(cycle, comment)
@@ -350,8 +348,6 @@ def refuse_unknown(fields: Mapping[str, Any], known: Sequence[str]) -> None:
 # --- what another parser may read differently ---
 
 
-_ADVISOR = re.compile(rb'"type"\s*:\s*"(?:advisor|[^"]*\\u)', re.IGNORECASE)
-"""How the tool of an advisor begins in a body that is too large to be parsed."""
 _EXTENDED_NAME = re.compile(rb";\s*name\*", re.IGNORECASE)
 
 
@@ -378,19 +374,12 @@ def refuse_other_readings(
             names.append(name)
             end = stop
         fields = names
-    if endpoint.sse == "messages" and isinstance(fields, Mapping) and _asks_an_advisor(fields, body):
-        _refuse(key, "tools.model")
-    other = other_model_field(fields)
+    other = None
+    if endpoint.names_model is not None and isinstance(fields, Mapping):
+        other = endpoint.names_model(fields, body)
+    other = other or other_model_field(fields)
     if other is not None:
         _refuse(key, other)
-
-
-def _asks_an_advisor(fields: Mapping[str, Any], body: bytes) -> bool:
-    """Whether one of the tools has a model of its own."""
-    tools = fields.get("tools")
-    if isinstance(tools, list):
-        return any(name.casefold() == "model" for tool in tools if isinstance(tool, dict) for name in tool)
-    return tools is not None and _ADVISOR.search(body) is not None
 
 
 def _refuse(key: Key, name: str) -> None:
@@ -412,8 +401,6 @@ _MESSAGE_STOPPED: Mapping[StopReason, tuple[int, str]] = {
     "no_room": (TRY_LATER, "The gateway has no room for more unfinished messages; connect again later."),
     "body_timeout": (POLICY, "The message did not arrive in time; send it faster or smaller."),
 }
-AT_ONCE = frozenset((COUNT_TOKENS, COUNT_GENERATED, "generate"))
-"""Endpoints whose calls are no jobs: what is answered at once, and what says a part of itself in its path."""
 
 
 class Intake:

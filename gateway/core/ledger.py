@@ -24,15 +24,12 @@ from gateway.core.health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.core.limits.headers import plain_number
 from gateway.core.openai.bodies import BodyEdits
 from gateway.core.openai.media import (
-    MEDIA,
     NO_EXTRAS,
     SEARCH_TOKENS,
     SEARCHING,
     Extras,
-    certain_usage,
     count_searches,
     estimate_extras,
-    estimated_media_usage,
     find_extras,
 )
 from gateway.core.openai.sse import json_object
@@ -310,18 +307,20 @@ def estimated_usage(call: Call, attempt: Attempt, output_tokens: int) -> Usage |
 
 
 def media_usage(call: Call, target: Target, reported: Usage | None, written: int | None = None) -> Usage:
-    """Returns what a call at one of `MEDIA` has used at the target, or will use, of all units that have a price there.
+    """Returns what a call with a `media` usage has used at the target, or will use, of all units that have a price there.
 
     `reported` is what the provider has reported. The usage is marked as estimated where an estimate costs anything.
     `written` are the tokens of the text that came back, as estimated; None: not all of it has come.
     """
-    name, body = call.endpoint.name, call.body
+    media, body = call.endpoint.media, call.body
+    if media is None:
+        return Usage(0, 0) if reported is None else reported
     fields: dict[str, Any] = {}
     if call.endpoint.request == "json" and call.large is None:  # a large one is not parsed again, and is refused anyway
         fields = call.parsed or json_object(body) or {}
         fields = fields if target.edits is None else target.edits.seen(fields)
-    certain = certain_usage(name, reported, body, fields)
-    estimated = estimated_media_usage(name, certain, body, fields, written)
+    certain = media.certain(reported, body, fields)
+    estimated = media.estimated(certain, body, fields, written)
     return certain if cost_usd(call, target, certain) == cost_usd(call, target, estimated) else estimated
 
 
@@ -424,7 +423,7 @@ class CostEstimates:
 
     def usage(self, call: Call, target: Target) -> Usage:
         """Returns what an attempt at the target is estimated to use."""
-        if call.endpoint.name in MEDIA:
+        if call.endpoint.media is not None:
             return media_usage(call, target, None)
         learned = self._gates.line(target, call).gate.calibration
         output = 0
@@ -449,7 +448,7 @@ class CostEstimates:
         """Returns what the call may cost its key: at the dearest of `targets`, or of those that it may reach, where some are
         priced."""
         reached = targets or _reached(call)
-        if call.endpoint.name in MEDIA:
+        if call.endpoint.media is not None:
             costs = [cost_usd(call, target, media_usage(call, target, None)) for target in reached]
             usd = max([usd for usd in costs if usd is not None], default=0.0)
             return Price(usd, usd, usd)
@@ -485,7 +484,7 @@ class CostEstimates:
 
     def refuse_unpriced(self, call: Call) -> None:
         """Raises Forbidden where a key with a budget would use what has no price, at any target that the call may go to."""
-        is_media = call.endpoint.name in MEDIA
+        is_media = call.endpoint.media is not None
         if call.key.allow_unpriced or not (is_media or call.endpoint.tokens != "none"):
             return
         for target in _reached(call):
@@ -522,7 +521,7 @@ class CostEstimates:
     def usage_by(self, call: Call, attempt: Attempt, now: float) -> Usage:
         """Returns what an attempt may have used by `now`, of which no answer came: what there was time for."""
         usage = replace(self.usage(call, attempt.target), estimated=True)
-        if call.endpoint.name not in MEDIA:
+        if call.endpoint.media is None:
             answers = _answers_wanted(call, attempt.target)[1]
             usage.output = min(usage.output, ceil((now - attempt.started_at) * FASTEST_PER_S) * answers)
         return usage

@@ -43,11 +43,9 @@ from gateway.core.ledger import (
     with_retry_advice,
 )
 from gateway.core.openai.headers import passthrough_response_headers, response_headers
-from gateway.core.openai.media import MEDIA
 from gateway.core.openai.usage import LONGEST_ANSWER
 from gateway.core.ports import Meter
 from gateway.core.relay import RawRelay, SseRelay
-from gateway.core.render import with_googles_advice
 from gateway.core.types import PASSING, Usage
 
 SLOW_CLIENT = "slow_client"
@@ -158,8 +156,7 @@ class Pipeline:
             is_passing = (error_class in PASSING or should_retry_of(opened.headers)) and call.denied is None
             back_in_s = self.admission.back_in_s(call) if is_passing else None
             shared = with_retry_advice(shared, back_in_s)
-            if call.endpoint.sse == "generate":
-                body = with_googles_advice(body, shared)
+            body = call.endpoint.shape.with_retry_advice(body, shared)
         # The headers tell the cost, which the attempt has only since the account was settled.
         headers = shared + answer_headers(call, self.clock.monotonic(), opened.attempt)
         return Reply(opened.status, headers, body, shared=shared)
@@ -170,7 +167,7 @@ class Pipeline:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             for ending in opened.endings:
                 ending(outcome, usage, output_tokens)
-            if call.endpoint.name in MEDIA:
+            if call.endpoint.media is not None:
                 usage = media_usage(call, attempt.target, usage, output_tokens if outcome == "ok" else None)
             else:
                 usage = streamed_usage(call, attempt, outcome, usage, output_tokens)

@@ -184,7 +184,7 @@ class SseRelay:
         self._chunks = answer.chunks
         self._cutter = sse.EventCutter()
         self._strips = strip_usage
-        self._transcript = Transcript(call.endpoint.sse, strips_usage=strip_usage, headers=call.headers)
+        self._transcript = Transcript(call.endpoint.shape.stream, strips_usage=strip_usage, headers=call.headers)
         self._held = b""
         self._first = b""
         self._look_at = 0.0
@@ -449,12 +449,7 @@ class SseRelay:
     def _choices(self) -> int:
         if self._call.large is not None:
             return self._call.large.choices
-        parsed = sse.json_object(self._call.body) or {}
-        if self._call.endpoint.sse == "generate":
-            options = parsed.get("generationConfig")
-            count = options.get("candidateCount") if isinstance(options, dict) else None
-        else:
-            count = parsed.get("n")
+        count = self._call.endpoint.shape.choices_wanted(sse.json_object(self._call.body) or {})
         return count if isinstance(count, int) and count > 0 else 1
 
     def _last_event(self, why: str, code: str) -> bytes:

@@ -49,6 +49,7 @@ from gateway.core.openai.transcript import FIELDS as REASONING
 from gateway.core.openai.transcript import asks_for_reasoning
 from gateway.core.openai.usage import costs_nothing, count_answers
 from gateway.core.patience import SDK_S, UNKNOWN_S
+from gateway.core.render import OPENAI
 from gateway.core.snapshot import Key, Model, PolicySnapshot, for_key
 from gateway.core.types import LANES, PASSTHROUGH, Endpoint, Lane, RawHeaders
 from gateway.features.ownership.rules import OBJECTS
@@ -108,7 +109,7 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         waits_as_client=waits_as_client,
         passes_account=passes_account,
         is_restricted=key.allows is not None,
-        takes_comments=(endpoint.usage_option or endpoint.sse != "chat") and endpoint.sse != "generate",
+        takes_comments=endpoint.takes_comments,
         takes_interim=model.holding.interim is not None,
         facts=RouteFacts(policy, key, model, endpoint, is_callers),
     )
@@ -401,7 +402,7 @@ def refuse_pages(index: Mapping[bytes, bytes]) -> None:
 # --- pass-through: which paths are relayed as they are, to whom, and who may ask for that ---
 
 
-OTHER = Endpoint(PASSTHROUGH, "", answer="binary", request="any", most_body_bytes=68_157_440)
+OTHER = Endpoint(PASSTHROUGH, "", OPENAI, answer="binary", request="any", most_body_bytes=68_157_440)
 """The endpoint of whatever is relayed as it is. Its body may be a part of 64 MiB, and a form around it."""
 SEGMENTS = frozenset((
     "assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals", "files",
@@ -720,8 +721,6 @@ def _json_problem(body: bytes, exc: orjson.JSONDecodeError) -> str:
 # --- large bodies: read a piece at a time, and between the pieces everybody else is served ---
 
 
-TAKES_TOKENS = frozenset(("embeddings", "completions"))
-"""Endpoints whose texts may be lists of token numbers: 2,048 of them with 512 each are usual, and harmless."""
 _MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 T = TypeVar("T")
@@ -753,7 +752,8 @@ class LargeBodies:
                     peeked.large = Large(digest=await _in_steps(digest_in_steps(body, boundary)))
                 return peeked
             try:
-                counts_numbers, is_optional = endpoint.name not in TAKES_TOKENS, endpoint.is_model_optional
+                # Where texts may be lists of token numbers, 2,048 of them with 512 each are usual, and harmless.
+                counts_numbers, is_optional = not endpoint.has_many_texts, endpoint.is_model_optional
                 outline = await _in_steps(read_outline(body, max_values, counts_numbers=counts_numbers))
                 if is_parsed(body, outline):
                     peeked = read_fields(json_value(body), is_model_optional=is_optional)

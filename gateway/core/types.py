@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
-from gateway.core.errors import InvalidRequest
+from gateway.core.errors import GatewayError, InvalidRequest
 
 # --- what goes wrong at a provider: the classes of failure, the progress of the attempt, the failure of one attempt ---
 
@@ -194,20 +194,102 @@ MOST_BODY_BYTES = 20_000_000
 """The longest body where no provider is known to take more."""
 
 
+StreamForm = Literal["chat", "responses", "messages", "generate", "other"]
+"""The end of a stream: `chat` is `[DONE]`, `responses` and `messages` are named events, `generate` has a reason in its last
+event, `other` is unknown."""
+
+
+class ProviderError(NamedTuple):
+    """A provider's error on its way to a caller."""
+
+    status: int
+    body: bytes
+    headers: RawHeaders
+    code: str | None
+    """The gateway's word for what is wrong, used where the body has none."""
+    is_converted: bool
+    """It comes from a server in another language, and may be in any shape."""
+    is_readable: bool
+    """Clients of OpenAI's can read it as it is."""
+    request_id: str
+
+
+class AnswerShape(Protocol):
+    """How the callers of an endpoint read answers, streams and errors."""
+
+    stream: StreamForm
+    request_id_header: bytes | None
+    """The header in which its callers look for a request's id, besides `x-request-id`."""
+
+    def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
+        """Returns an error of ours as a JSON text."""
+        ...
+
+    def error_event(self, error: GatewayError, request_id: str) -> bytes:
+        """Returns an error of ours as the last event of a stream."""
+        ...
+
+    def provider_error(self, error: ProviderError) -> bytes | None:
+        """Returns a provider's error as callers read it, its own body if that is so already; None: nothing can be read of
+        it."""
+        ...
+
+    def with_retry_advice(self, body: bytes, headers: RawHeaders) -> bytes:
+        """Returns a provider's error with the delay that the headers name, where clients look for it in the body."""
+        ...
+
+    def error_inside(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns the error that an answer with status 200 reports all the same. Raises UpstreamFailed where it is none."""
+        ...
+
+    def around_json(self, body: bytes = b"") -> tuple[bytes, bytes]:
+        """Returns what makes a JSON answer the one event of a whole stream: the bytes before it and behind it."""
+        ...
+
+    def as_event(self, status: int, body: bytes) -> bytes:
+        """Returns a provider's whole answer to a call that had asked for a stream, as a stream of one event."""
+        ...
+
+    def as_stream(self, body: bytes, *, include_usage: bool) -> bytes | None:
+        """Returns the events of an answer that came whole; None where they are not certain."""
+        ...
+
+    def as_whole(self, frames: bytes) -> bytes | None:
+        """Returns the whole answer that a complete stream brings; None where it is not certain."""
+        ...
+
+    def choices_wanted(self, request: dict[str, Any]) -> object:
+        """Returns what a request says of how many answers it wants: a number, or anything else."""
+        ...
+
+
+class MediaUsage(Protocol):
+    """What calls use that may be billed by other units than tokens."""
+
+    def certain(self, reported: Usage | None, body: bytes, request: dict[str, Any]) -> Usage:
+        """Returns what is certain of a call's usage: what its provider reported (None: nothing), and what its request shows.
+
+        `request` is the body, parsed, and empty for a form.
+        """
+        ...
+
+    def estimated(self, certain: Usage, body: bytes, request: dict[str, Any], written: int | None = None) -> Usage:
+        """Returns `certain` with an estimate of everything else, and marked so.
+
+        `written` are the tokens of a transcription as estimated by its text; None: there is none yet.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One OpenAI endpoint: `name` for metrics and logs, `path` below the base URL, and the form of its answers."""
+    """One endpoint: `name` for metrics and logs, `path` below the base URL, and how its callers read what comes back."""
 
     name: str
     path: str
+    shape: AnswerShape
     answer: Literal["json", "binary"] = "json"
     request: Literal["json", "multipart", "any"] = "json"
-    sse: Literal["chat", "responses", "messages", "generate", "other"] = "chat"
-    """The end of its streams: `chat` is `[DONE]`, `responses` and `messages` are named events, `generate` has a reason in its
-    last event, `other` is unknown.
-
-    Callers of `messages` endpoints are Anthropic's, those of `generate` Gemini's: errors have their shapes there.
-    """
     usage_option: bool = False
     """Streams carry usage only when `stream_options.include_usage` asks for it."""
     tokens: Literal["none", "input", "both"] = "none"
@@ -216,6 +298,25 @@ class Endpoint:
     """A call need not name a model: the provider, or a stored prompt, decides."""
     most_body_bytes: int = MOST_BODY_BYTES
     """The longest body that a provider takes there, with room for what is around a file; `server.max_body` goes before it."""
+    takes_comments: bool = False
+    """Readers of its streams take comments between events, and before the first one."""
+    is_no_job: bool = False
+    """Its calls are answered at once or never."""
+    counts_tokens: bool = False
+    """It tells how many tokens a request has, and no model answers that."""
+    may_end_later: bool = False
+    """What it answers with may be unfinished, and go on at the provider."""
+    has_many_texts: bool = False
+    """A request may bring several texts, or lists of tokens in their place, each of which is read by itself."""
+    has_vectors: bool = False
+    """It answers with vectors, in one of two forms."""
+    is_completed: bool = False
+    """Its whole answers get what they lack: the form of vectors that was asked for, or a usage."""
+    media: MediaUsage | None = None
+    """What its calls use beside tokens; None: nothing."""
+    names_model: Callable[[Mapping[str, Any], bytes], str | None] | None = None
+    """Finds the field, besides those of OpenAI's requests, by which a request names another model: of the body parsed, as far
+    as it is known, and the body."""
 
 
 @dataclass(frozen=True, slots=True)

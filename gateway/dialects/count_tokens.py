@@ -22,13 +22,8 @@ from gateway.core.retry import Attempt
 from gateway.core.snapshot import Target
 from gateway.core.types import UpstreamFailed
 from gateway.dialects import shapes
+from gateway.dialects.endpoints import COUNT_TOKENS
 
-COUNT_TOKENS = "count_tokens"
-"""The name of the endpoint of Anthropic's callers."""
-COUNT_GENERATED = "count_generated"
-"""The name of the endpoint of Gemini's callers."""
-_QUESTIONS = {COUNT_TOKENS: "messages", COUNT_GENERATED: "contents"}
-"""The field that is counted first of all."""
 WAIT_S = 10.0
 """A count that takes longer is not worth it."""
 CALLERS_FAULTS = frozenset((400, 413, 422))
@@ -54,7 +49,7 @@ class TokenCounts(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for the endpoints that ask for a count."""
-        return self if facts.endpoint.name in _QUESTIONS else None
+        return self if facts.endpoint.counts_tokens else None
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Answers one question, and never goes on. Raises InvalidRequest where there is nothing to count."""
@@ -63,8 +58,8 @@ class TokenCounts(CallFeature):
     async def _counted(self, call: Call) -> Reply | None:
         """Returns what a target says; None: the one whose turn it would be does not count."""
         for target in call.model.targets:
-            find_gaps = target.gaps.get(COUNT_TOKENS)
-            if call.endpoint.name != COUNT_TOKENS or (find_gaps is not None and find_gaps({})):
+            find_gaps = target.gaps.get(COUNT_TOKENS.name)
+            if call.endpoint is not COUNT_TOKENS or (find_gaps is not None and find_gaps({})):
                 return None
             if not self._admission.gates.line(target, call).gate.health.is_clear:
                 continue
@@ -94,10 +89,11 @@ class TokenCounts(CallFeature):
         return is_callers and answer.status in CREDENTIALS_FAULTS
 
     def _estimated(self, call: Call) -> Reply:
-        field = _QUESTIONS[call.endpoint.name]
+        is_message = call.endpoint is COUNT_TOKENS
+        field = "messages" if is_message else "contents"  # what is counted first of all
         if call.parsed is not None and not isinstance(call.parsed.get(field), list):
             raise InvalidRequest(f"The field '{field}' must be a list of {field}.", param=field)
-        language: shapes.Language = "messages" if call.endpoint.name == COUNT_TOKENS else "generate"
+        language: shapes.Language = "messages" if is_message else "generate"
         tokens = self._admission.costs.usage(call, call.model.targets[0]).input
         self._accounts.settle(call, 200, "ok")
         shared = [(b"content-type", JSON_TYPE), ESTIMATED]

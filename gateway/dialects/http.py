@@ -29,7 +29,7 @@ from gateway.core.render import new_request_id
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.dialects import shapes
-from gateway.dialects.count_tokens import COUNT_GENERATED
+from gateway.dialects.endpoints import COUNT_GENERATED, GENERATE
 from gateway.dialects.registry import front_of, put_in
 from gateway.products.pipelines.compile import PIPELINES
 
@@ -88,15 +88,10 @@ def _respond(value: object) -> Response:
 # --- Gemini's: the calls ---
 
 
-_MOST_BYTES: Final = 104_857_600
-"""The Gemini API's bound of a request (docs: file input methods, inline data)."""
-GENERATE: Final = Endpoint("generate", "/generate", sse="generate", tokens="both", most_body_bytes=_MOST_BYTES)
-"""The endpoint of generateContent; its path is a name inside the gateway."""
 VERSIONS: Final = ("/v1beta", "/v1")
-COUNT: Final = Endpoint(COUNT_GENERATED, "/generate/count", sse="generate", tokens="input", most_body_bytes=_MOST_BYTES)
 KNOWN: Final = "/v1beta/models/MODEL:generateContent"
 _STREAM: Final = "streamGenerateContent"
-_VERBS: Final = {"generateContent": GENERATE, _STREAM: GENERATE, "countTokens": COUNT}
+_VERBS: Final = {"generateContent": GENERATE, _STREAM: GENERATE, "countTokens": COUNT_GENERATED}
 
 
 def endpoint_at(path: str, body: bytes) -> tuple[Endpoint, bytes] | None:

@@ -15,10 +15,10 @@ class MessageIds(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for endpoints of Messages."""
-        return self if facts.endpoint.sse == "messages" else None
+        return None if facts.endpoint.shape.request_id_header is None else self
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to the call, named."""
         reply = await next(call)
-        named_request(reply.headers)
+        named_request(call.endpoint.shape, reply.headers)
         return reply

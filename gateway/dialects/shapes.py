@@ -7,16 +7,15 @@ Anthropic's (`shared/error_object`, `model_info`, `message_tokens_count` of its 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from math import ceil
 from typing import Any, Final, Literal
 
 import orjson
 
 from gateway.core.error_tables import error_object
-from gateway.core.openai.sse import answer_object, json_object
+from gateway.core.openai.sse import answer_object
+from gateway.core.render import client_status, message_in, openai_error, openai_type, whole_ms
 from gateway.core.types import RawHeaders
 from gateway.dialects.base import Json, text_of
 
@@ -55,7 +54,6 @@ _DETAILS: Final[Mapping[tuple[str | None, str | None], Json]] = {
 }
 """Details of errors, by code and field: by these Anthropic's SDKs know that they have to send a conversation whole, and do
 (`lib/threads`)."""
-_OPENAI_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
 _EPOCH: Final = "1970-01-01T00:00:00Z"
 
@@ -106,11 +104,6 @@ def with_retry_info(body: bytes, delay_s: float) -> bytes:
     if any(isinstance(one, dict) and one.get("@type") == _RETRY_INFO for one in details):
         return body
     return orjson.dumps({**(parsed or {}), "error": {**error, "details": [*details, retry_info(delay_s)]}})
-
-
-def whole_ms(delay_s: float) -> int:
-    """Returns a delay in milliseconds: up, lest whoever obeys comes too early."""
-    return max(1, ceil(round(delay_s * 1000, 6)))
 
 
 def error_event(
@@ -187,11 +180,6 @@ def anthropic_type(status: int, given: str | None = None) -> str:
     return _OF_ANTHROPIC.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
 
 
-def openai_type(status: int) -> str:
-    """Returns the type that OpenAI gives an error with this HTTP status."""
-    return _OPENAI_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-
-
 def google_status(status: int) -> str:
     """Returns the name that Google gives an error with this HTTP status."""
     return _OF_GOOGLE.get(status) or ("INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
@@ -231,30 +219,7 @@ def _model(name: str, made: float) -> Json:
 # --- The errors of providers ---
 
 
-_OF_OPENAI: Final = frozenset(("message", "type", "param", "code"))
-"""The fields of OpenAI's errors."""
-_STATUSES: Final = {
-    "auth": 401, "model_not_found": 404, "permission": 403, "quota_exhausted": 429, "server_error": 500, "timeout": 504,
-}  # fmt: skip
-"""The status of an error of this class, whatever 4xx its provider gives it."""
 _OF_BEDROCK: Final = b"x-amzn-errortype"
-_MODEL_WORDS: Final = ("model", "deployment")
-_PATH_WORDS: Final = ("path", "route", " url", "_url", "endpoint", "v1/responses", "v1/chat/completions")
-_USE_OTHER_PATH: Final = re.compile(rb"\buse /v1/(?:responses|chat/completions)\b", re.IGNORECASE)
-_NOT_FOUND: Final = ("not found", "404 not found", "resource not found", "method not allowed")
-_NO_PATH: Final = (
-    "The provider '{}' knows no such path: its base_url is wrong (most end in /v1), or it does not offer this endpoint."
-)
-_MOST_QUOTED: Final = 200
-
-
-def client_status(status: int, code: str | None) -> int:
-    """Returns the status that a caller of another language gets: the one by which its clients know the error.
-
-    Google says 400, and Bedrock 403, of a key that is not valid. An error in the caller's own language stays as it is, to
-    the byte.
-    """
-    return status if status >= 500 else _STATUSES.get(code or "", status)
 
 
 def for_messages(status: int, body: bytes, code: str | None, request_id: str) -> bytes | None:
@@ -264,7 +229,7 @@ def for_messages(status: int, body: bytes, code: str | None, request_id: str) ->
     found = error_object(body) or {}
     shaped = error(
         "messages",
-        _words(found, status),
+        message_in(found, status),
         status=client_status(status, code),
         type=text_of(found.get("type")),
         code=text_of(found.get("code")) or code,
@@ -278,30 +243,23 @@ def for_generate(status: int, body: bytes, code: str | None, headers: RawHeaders
     """Returns the error for a caller of Gemini's; None: it is Google's as it is. `code` is used where it names none."""
     if _of_google(body) is not None and body.lstrip().startswith(b"{"):
         return None
-    found = _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers) or error_object(body) or {}
+    found = find_foreign(body, headers) or error_object(body) or {}
     own_code = text_of(found.get("code")) or code
-    return orjson.dumps(error("generate", _words(found, status), status=client_status(status, code), code=own_code))
+    return orjson.dumps(error("generate", message_in(found, status), status=client_status(status, code), code=own_code))
 
 
-def for_openai(
-    status: int, body: bytes, code: str | None, headers: RawHeaders = (), *, is_converted: bool = False
-) -> bytes | None:
+def for_openai(status: int, body: bytes, code: str | None, headers: RawHeaders = ()) -> bytes | None:
     """Returns an error of Anthropic's, Google's or Bedrock's for a caller of OpenAI's; None: it is none of these.
 
-    `code` is ours: they have types, states and exceptions. `is_converted`: it is the end of a conversion, and may be in
-    any shape.
+    `code` is ours: they have types, states and exceptions.
     """
-    error = _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers)
-    if error is None and is_converted and (original := error_object(body)) is not None:
-        error = None if original.keys() >= _OF_OPENAI and original["type"] != "error" else original
+    error = find_foreign(body, headers)
     return None if error is None else openai_error(status, error, code)
 
 
-def openai_error(status: int, error: Json, code: str | None) -> bytes:
-    """Returns an error of any shape in OpenAI's."""
-    message, status = _words(error, status), client_status(status, code)
-    fields = {"message": message, "type": openai_type(status), "param": None, "code": code}
-    return orjson.dumps({"error": fields})
+def find_foreign(body: bytes, headers: RawHeaders) -> Json | None:
+    """Returns the error object of a body of Anthropic's, Google's or Bedrock's; None: it is none of these."""
+    return _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers)
 
 
 def _of_anthropic(body: bytes) -> Json | None:
@@ -324,40 +282,3 @@ def _of_google(body: bytes) -> Json | None:
 def _of_bedrock(body: bytes, headers: RawHeaders) -> Json | None:
     """Returns the error object of an exception of Bedrock's, which a header names; None: it is none."""
     return (error_object(body) or {}) if any(name == _OF_BEDROCK for name, _ in headers) else None
-
-
-def _words(error: Json, status: int) -> str:
-    return text_of(error.get("message")) or f"The provider answered with status {status}."
-
-
-def is_unknown_path(body: bytes, status: int) -> bool:
-    """Returns whether a 400, 404 or 405 means the path, and not a model or anything else that was asked for.
-
-    OpenAI names the path that a model is to be asked at, where that is another one; a web server's page, and what frameworks
-    say by themselves, is no word on what was asked. A 400 means the path only where it names the one to use: OpenAI's for
-    tools beside `reasoning_effort`, which some models take at `/v1/responses` alone.
-    """
-    if status == 400:
-        return _USE_OTHER_PATH.search(body) is not None
-    parsed = json_object(body)
-    if parsed is None:
-        return True
-    error = parsed.get("error")
-    if isinstance(error, dict):
-        message = text_of(error.get("message")).lower()
-        words = f"{text_of(error.get('code')).lower()} {message}"
-        return any(word in words for word in _PATH_WORDS) or message.strip(" .") in _NOT_FOUND
-    words = f"{parsed.get('detail')} {parsed.get('message')} {error}".lower()
-    return not any(word in words for word in _MODEL_WORDS)
-
-
-def unknown_path(provider: str, status: int, body: bytes) -> bytes | None:
-    """Returns OpenAI's error for the answer of a provider that knows no such path; None: its answer is about something else.
-
-    The path is the operator's to mend. What speaks of a model is not: OpenAI says so of models that have another endpoint.
-    """
-    words = _words(error_object(body) or {}, status)[:_MOST_QUOTED]
-    if not is_unknown_path(body, status) or any(word in words.lower() for word in _MODEL_WORDS):
-        return None
-    message = f"{_NO_PATH.format(provider)} It answered with status {status}: {words}"
-    return openai_error(status, {"message": message}, "not_found")

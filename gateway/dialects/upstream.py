@@ -20,6 +20,7 @@ from gateway.core.clock import Clock
 from gateway.core.openai.json_edit import has_lone_surrogate
 from gateway.core.openai.sse import split_events
 from gateway.core.openai.usage import read_usage
+from gateway.core.render import is_unknown_path
 from gateway.core.snapshot import Provider
 from gateway.core.types import (
     Answer,
@@ -68,7 +69,6 @@ from gateway.dialects.registry import (
     pair_of,
     refuse,
 )
-from gateway.dialects.shapes import is_unknown_path
 from gateway.dialects.target_languages import TargetLanguages, facts_of
 from gateway.dialects.whole_answers import (
     MOST_ANSWER_BYTES,

@@ -57,7 +57,7 @@ class Deferred(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that make responses, or may ask for one."""
-        return self if facts.endpoint.request == "any" or facts.endpoint.sse == "responses" else None
+        return self if facts.endpoint.request == "any" or facts.endpoint.may_end_later else None
 
     async def open(self, call: Call, next: Open) -> Opened:
         """Returns the answer, with the usage of a response that ends later as it is estimated."""
@@ -69,7 +69,7 @@ class Deferred(CallFeature):
             # Not both numbers of tokens are reported: it may be of a response that ends later.
             if call.endpoint.request == "any" and self.awaits(call):
                 self.shown(call, opened.body)
-            if call.endpoint.sse == "responses":
+            if call.endpoint.may_end_later:
                 opened.usage = self.unfinished(call, opened.attempt, opened.body) or usage
         return opened
 
@@ -102,7 +102,7 @@ class Deferred(CallFeature):
 
         `output_tokens` is the estimate of what has come by its `relay`.
         """
-        if call.reserved is not None and call.endpoint.sse == "responses" and _runs_on(call):
+        if call.reserved is not None and call.endpoint.may_end_later and _runs_on(call):
             id = relay.response_id if isinstance(relay, SseRelay) else None
             self._await(call, attempt, id, estimated_usage(call, attempt, output_tokens))
 

@@ -12,6 +12,7 @@ from gateway.core.call import Call
 from gateway.core.errors import GatewayError, NoTargetAvailable
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
+from gateway.core.render import OPENAI
 from gateway.core.retry import Attempt
 from gateway.core.types import Endpoint, ErrorClass, Phase, UpstreamFailed
 from tests.rows import rows
@@ -21,7 +22,7 @@ from tests.support.outage import City, Provider, answers, fails, gone, refuses, 
 from tests.support.virtual import LoopClock, run
 
 DEFAULT = Retries()
-ANY = Endpoint("passthrough", "/x", answer="binary", request="any")
+ANY = Endpoint("passthrough", "/x", OPENAI, answer="binary", request="any")
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'
 PAUSE = (b"retry-after-ms", b"2000")
 

@@ -9,10 +9,9 @@ from gateway.core.call import Call
 from gateway.core.errors import BudgetExceeded
 from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Endpoint, Usage
+from gateway.dialects.endpoints import GENERATE, MESSAGES
 from tests.support.flow import CHAT, RESPONSES, Bench, Broken, ScriptedUpstream, streamed
 
-MESSAGES = Endpoint("messages", "/messages", sse="messages", tokens="both")
-GENERATE = Endpoint("generate", "/generate", sse="generate", tokens="both")
 TEXT = "word" * 100
 """A hundred tokens."""
 MESSAGE_START = (

@@ -11,7 +11,7 @@ from gateway.core.answers import outgoing_of
 from gateway.core.request_fields import LargeBodies, Peeked
 from gateway.core.retry import Attempt
 from gateway.core.types import Spliced
-from gateway.routes import ENDPOINTS
+from gateway.dialects.endpoints import ENDPOINTS
 from tests.support.flow import Bench, ScriptedUpstream
 
 SIZE = 5_000_000

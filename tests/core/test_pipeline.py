@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.errors import DeadlineExceeded, InternalError, NoTargetAvailable, TargetsTimedOut
 from gateway.core.limits.limit_table import Limits
+from gateway.core.render import OPENAI
 from gateway.core.snapshot import Counting
 from gateway.core.types import Endpoint, ErrorClass
 from tests.rows import rows
@@ -447,7 +448,7 @@ async def test_a_response_that_tells_of_its_own_failure_is_an_answer() -> None:
 
 async def test_pass_through_keeps_redirects_and_range_headers() -> None:
     """File content may be a redirect; it is the client's to follow."""
-    files = Endpoint("passthrough", "", answer="binary", request="any")
+    files = Endpoint("passthrough", "", OPENAI, answer="binary", request="any")
     moved = Script(302, ((b"location", b"https://files.test/x"), (b"set-cookie", b"a=b"), (b"etag", b'"1"')))
 
     reply, _ = await one(moved).serve(endpoint=files, method="GET", path="/files/x/content", body=b"")

@@ -8,11 +8,12 @@ import orjson
 import pytest
 
 from gateway.core.errors import ProviderCredentialRefused
+from gateway.core.render import OPENAI
 from gateway.core.types import Endpoint
 from tests.dialects.ways import CALLERS, Ways
 from tests.support.flow import Bench, Script, ScriptedUpstream, whole
 
-PASSED: Final = Endpoint("passthrough", "", answer="binary", request="any")
+PASSED: Final = Endpoint("passthrough", "", OPENAI, answer="binary", request="any")
 REFUSED: Final = (
     b'{"error":{"message":"Incorrect API key provided: sk-o****123","type":"x","param":null,"code":"invalid_api_key"}}'
 )

@@ -12,6 +12,7 @@ import pytest
 from gateway.core.openai.sse import PENDING_LIMIT
 from gateway.core.relay import OPENING_LIMIT, SseRelay, StreamBroken
 from gateway.core.types import Answer, Endpoint, ErrorClass, Upstream, UpstreamFailed, Usage
+from gateway.dialects.endpoints import IMAGES
 from tests.support.flow import (
     CHAT,
     CLOCKS,
@@ -389,13 +390,12 @@ async def test_a_break_behind_a_finish_reason_is_a_break() -> None:
 
 async def test_streams_of_unknown_kind_end_when_they_end() -> None:
     """Images stream their own events, without [DONE]: a clean end is good, a break is not."""
-    images = Endpoint("images", "/images/generations", sse="other")
     event = b'event: image_generation.completed\ndata: {"type":"image_generation.completed"}\n\n'
 
     good, broken = bench(event), bench(event, Broken("reset"))
 
-    assert (await good.serve(stream=True, endpoint=images))[1] == event
-    assert b"stream_interrupted" in (await broken.serve(stream=True, endpoint=images))[1]
+    assert (await good.serve(stream=True, endpoint=IMAGES))[1] == event
+    assert b"stream_interrupted" in (await broken.serve(stream=True, endpoint=IMAGES))[1]
 
 
 async def test_usage_is_found_however_much_follows_it() -> None:

@@ -23,12 +23,12 @@ from gateway.core.request_fields import find_bound
 from gateway.core.retry_budgets import dearest_usd
 from gateway.core.snapshot import Key, Model, Rates
 from gateway.core.types import Endpoint, ErrorClass, Phase, UpstreamFailed, Usage, UsageParts
+from gateway.dialects.endpoints import MESSAGES
 from tests.core.edge.test_media_budgets import wav
 from tests.support.flow import CHAT, Script, whole
 from tests.support.outage import City, Fate, Provider, fails
 from tests.support.virtual import LoopClock, run
 
-MESSAGES = Endpoint("messages", "/messages", sse="messages", tokens="both")
 OTHERS = Key("others", "others", b"")
 
 

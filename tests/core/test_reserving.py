@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from gateway.core.errors import BudgetExceeded, BudgetReserved, GatewayError
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import costs_nothing
+from gateway.core.render import OPENAI
 from gateway.core.request_fields import peek
 from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of
 from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Endpoint
-from gateway.dialects.http import GENERATE
+from gateway.dialects.endpoints import ENDPOINTS, GENERATE, RESPONSES
 from gateway.features import background_charges
-from gateway.routes import ENDPOINTS
 from tests.core.fleet import Replica, SharedPools
 from tests.rows import rows
 from tests.support.flow import Bench, Script, ScriptedUpstream, streamed, whole
@@ -37,7 +37,7 @@ ANSWER_TOKENS = 700
 CALL_USD = ANSWER_TOKENS * 1e-5
 BUDGET_USD = 0.05
 ASKED = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
-PASSED = Endpoint("passthrough", "", answer="binary", request="any")
+PASSED = Endpoint("passthrough", "", OPENAI, answer="binary", request="any")
 
 
 def team(budget_usd: float = BUDGET_USD) -> Key:
@@ -362,7 +362,6 @@ def test_what_was_reserved_yesterday_is_not_taken_back_from_today() -> None:
 
 # Responses that the provider finishes when it has answered.
 
-RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both", is_model_optional=True)
 LATER = b'{"model":"m","background":true,"input":"hello"}'
 USED = {"input_tokens": 10, "output_tokens": ANSWER_TOKENS, "output_tokens_details": {"reasoning_tokens": 1}}
 RESERVED_USD = 2000 * 1e-5

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from gateway.core.request_fields import MOST_PLANS, RoutePlans, plan_route
 from gateway.core.snapshot import Holding, Key
-from gateway.core.types import Endpoint
+from gateway.dialects.endpoints import CHAT, EMBEDDINGS
 from tests.support.flow import Bench, ScriptedUpstream
 
-CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
-EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 WEB = Key("web", "shop", b"1", lane="batch")
 
 

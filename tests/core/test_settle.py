@@ -15,7 +15,8 @@ from gateway.core.errors import GatewayError
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, lossy_header, overhead_s
 from gateway.core.retry import Attempt
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Rates, Target
-from gateway.core.types import Clocks, Endpoint, Gap, How, Upstream, Usage
+from gateway.core.types import Clocks, Gap, How, Upstream, Usage
+from gateway.dialects.endpoints import CHAT
 from tests.support.targets import target_named
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -80,7 +81,7 @@ def keep_all(_call: Call, _attempt: Attempt | None, _usage: Usage | None) -> Non
 def new_call(received_at: float = 0.0, attempts: list[Attempt] | None = None) -> Call:
     return Call(
         id="r1",
-        endpoint=Endpoint("chat", "/chat/completions"),
+        endpoint=CHAT,
         policy=cast("PolicySnapshot", SimpleNamespace()),
         key=Key("web", "web", b""),
         model=Model("gpt-4o", (), ()),

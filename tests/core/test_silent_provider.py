@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from gateway.core.types import Endpoint
+from gateway.dialects.endpoints import GENERATE
 from tests.core.test_suspects import served, silence
 from tests.support.flow import Script, streamed
 from tests.support.outage import City, Fate, Provider, Told, answers
 from tests.support.virtual import LoopClock, run
 
-GENERATE = Endpoint("generate", "/models/m:streamGenerateContent", sse="generate")
 EMPTY_TEXT = b'data: {"candidates":[{"content":{"parts":[{"text":""}],"role":"model"},"index":0}]}\r\n\r\n'
 TEXT = b'data: {"candidates":[{"content":{"parts":[{"text":"hi"}],"role":"model"},"index":0}]}\r\n\r\n'
 STOP = b'data: {"candidates":[{"content":{"parts":[],"role":"model"},"finishReason":"STOP","index":0}]}\r\n\r\n'

@@ -132,7 +132,7 @@ class Recording:
         self.stream = stream
         self.borders = [0]
         self.readers = [Reader(b"")]
-        self.said = [Transcript(endpoint.sse)]
+        self.said = [Transcript(endpoint.shape.stream)]
         self._seen: dict[tuple[int, bytes], Reader] = {}
         for event in split_events(stream):
             self.borders.append(self.borders[-1] + len(event))

@@ -8,13 +8,12 @@ import orjson
 import pytest
 
 from gateway.core.edge import events_of
-from gateway.core.types import Endpoint
+from gateway.dialects.endpoints import COMPLETIONS, ENDPOINTS
 from gateway.features.reuse.rules import Caching
 from tests.dialects.ways import CALLERS, STREAMS, WAYS, Json, Ways, heard, sse, stream_of
 from tests.support.flow import ANSWER, JSON, Bench, Script, ScriptedUpstream, whole
 from tests.support.flow import streamed as stream
 
-COMPLETIONS: Final = Endpoint("completions", "/completions", usage_option=True, tokens="both")
 NOT_HEARD: Final = (
     ("responses", "responses"),
     ("chat", "responses"),
@@ -92,7 +91,7 @@ async def test_a_byte_order_mark_before_an_unwanted_stream_is_no_part_of_it() ->
 @pytest.mark.parametrize("name", ["embeddings", "moderations", "images"])
 async def test_a_stream_of_what_has_no_stream_is_no_answer(name: str) -> None:
     """Clients of these endpoints read one object: the next target serves the call."""
-    endpoint = Endpoint(name, f"/{name}", sse="other", tokens="input")
+    endpoint = next(one for one in ENDPOINTS if one.name == name)
     data = b'{"object":"list","data":[{"embedding":[1]}],"usage":{"prompt_tokens":1,"total_tokens":1}}'
     bench = Bench([ScriptedUpstream(stream(*STREAMS["chat"])), ScriptedUpstream(whole(data))])
 

@@ -8,7 +8,8 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.shapes import client_status, for_messages, for_openai
+from gateway.core.render import client_status
+from gateway.dialects.shapes import for_messages, for_openai
 from tests.rows import rows
 
 ANTHROPICS = b'{"type":"error","error":{"type":"overloaded_error","message":"m"},"request_id":"r"}'

@@ -10,13 +10,12 @@ import pytest
 from gateway.core.errors import GatewayError
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Model
-from gateway.core.types import Endpoint
 from gateway.dialects.base import ModelFacts
+from gateway.dialects.endpoints import EMBEDDINGS
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint
 from gateway.dialects.upstream import Converting
 from tests.support.flow import Bench, Script, ScriptedUpstream, whole
 
-EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 SAID = whole(orjson.dumps({"embedding": [0.5], "inputTextTokenCount": 2}))
 TITAN = ModelFacts(embeds="titan")
 

@@ -18,14 +18,14 @@ from gateway.core.config.policies import read_models
 from gateway.core.openai.sse import split_events
 from gateway.core.snapshot import Model, Target
 from gateway.core.types import Endpoint
+from gateway.dialects.endpoints import GENERATE as GENERATE
+from gateway.dialects.endpoints import MESSAGES as MESSAGES
 from gateway.dialects.target_languages import TargetLanguages, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event as frame
 from tests.support.flow import CHAT, RESPONSES, Bench, Script, ScriptedUpstream
 
 Json = dict[str, Any]
-MESSAGES: Final = Endpoint("messages", "/messages", sse="messages", tokens="both")
-GENERATE: Final = Endpoint("generate", "/generate", sse="generate", tokens="both")
 CALLERS: Final[Mapping[str, Endpoint]] = {
     "chat": CHAT,
     "responses": RESPONSES,

@@ -7,12 +7,12 @@ from math import inf
 from gateway.core.admission.queue import Held
 from gateway.core.call import Call
 from gateway.core.snapshot import PolicySnapshot
-from gateway.core.types import Endpoint, Lane
+from gateway.core.types import Lane
+from gateway.dialects.endpoints import CHAT
 from tests.sim.provider import Demand
 
 MODEL = "m"
 DEADLINES_S: dict[Lane, float] = {"critical": 30.0, "interactive": 30.0, "batch": 600.0, "background": 21600.0}
-_CHAT = Endpoint("chat", "/chat/completions", tokens="both")
 _BODY = b"{}"
 
 
@@ -35,7 +35,7 @@ class SimCall(Call):
     ) -> None:
         super().__init__(
             id="",
-            endpoint=_CHAT,
+            endpoint=CHAT,
             policy=policy,
             key=policy.anonymous,
             model=policy.models[MODEL],

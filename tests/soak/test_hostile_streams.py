@@ -106,7 +106,7 @@ def test_no_stream_is_a_defect(asked: str, spoken: str) -> None:
         assert len(errors) <= 1, raw
         assert not errors or not any(said[errors[0] + 1 :]), raw
         assert said.count(b"[DONE]") <= 1, raw
-        Transcript(CALLERS[asked].sse).read(made)
+        Transcript(CALLERS[asked].shape.stream).read(made)
 
 
 def chat(**delta: Any) -> bytes:

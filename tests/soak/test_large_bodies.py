@@ -12,8 +12,8 @@ import yaml
 
 from gateway.core.errors import GatewayError
 from gateway.core.request_fields import LargeBodies
+from gateway.dialects.endpoints import ENDPOINTS
 from gateway.features.ownership.rules import ids_in_body
-from gateway.routes import ENDPOINTS
 from tests.bench.canned import Canned, stream_events
 from tests.e2e.harness import connect, post
 from tests.soak.conftest import Report

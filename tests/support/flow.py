@@ -21,7 +21,6 @@ from gateway.core.ports import Store
 from gateway.core.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import (
     Clocks,
-    Endpoint,
     ErrorClass,
     Outgoing,
     Phase,
@@ -30,6 +29,9 @@ from gateway.core.types import (
     StoreBounds,
     UpstreamFailed,
 )
+from gateway.dialects.endpoints import CHAT as CHAT
+from gateway.dialects.endpoints import RESPONSES as RESPONSES
+from gateway.dialects.endpoints import SPEECH as SPEECH
 from gateway.drivers.opening import MemoryStore
 from gateway.features.grouping.service import GroupMetrics
 from gateway.features.output.service import OutputMetrics
@@ -38,9 +40,6 @@ from gateway.features.runs.rules import RunPart
 from gateway.features.runs.step import PART
 from gateway.features.runs.table import RunTable
 
-CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
-RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both")
-SPEECH = Endpoint("speech", "/audio/speech", answer="binary")
 CLOCKS = Clocks(connect_s=5, write_s=60, first_byte_s=600, idle_s=300, total_s=3600)
 JSON = (b"content-type", b"application/json")
 SSE = (b"content-type", b"text/event-stream")

@@ -330,8 +330,8 @@ def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:
 
 def _too_long(call: Call, target: Target) -> str | None:
     """Returns what is missing where the model surely reads less than the call says, by what is known of it."""
-    is_one_text = call.endpoint.name not in ("embeddings", "completions")  # whose texts are read one by one
-    if target.find_most_input is None or target.capabilities.context_window is not None or not is_one_text:
+    has_window = target.capabilities.context_window is not None
+    if target.find_most_input is None or has_window or call.endpoint.has_many_texts:
         return None
     most = target.find_most_input(upstream_model(call, target))
     return CONTEXT_WINDOW if most is not None and estimate_of(call) > most * SURELY_TOO_LONG else None

@@ -473,8 +473,8 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._on_refused(request_id, "", error.status, error.code)
                 body = error_body(error, cycle.endpoint, request_id)
                 headers = [*error_headers(error, len(body)), (b"x-request-id", request_id.encode())]
-                if cycle.endpoint is not None and cycle.endpoint.sse == "messages":
-                    named_request(headers)
+                if cycle.endpoint is not None:
+                    named_request(cycle.endpoint.shape, headers)
                 write_whole(cycle, error.status, headers, body)
         else:
             self._start(cycle)

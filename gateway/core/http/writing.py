@@ -31,7 +31,7 @@ from gateway.core.errors import (
     NotSupported,
     VersionNotSupported,
 )
-from gateway.core.render import error_body, error_headers, named_request
+from gateway.core.render import OPENAI, error_body, error_headers, named_request
 from gateway.core.types import Endpoint
 
 # --- a request: its head, its body as it comes, and how far its answer is ---
@@ -427,10 +427,9 @@ async def answer_at_once(cycle: AnyCycle, status: int, headers: list[tuple[bytes
 
 async def answer_error(cycle: AnyCycle, error: GatewayError, extra: list[tuple[bytes, bytes]]) -> None:
     """Answer with an error; `extra` carries the request id and whatever the call's trail has to tell."""
-    if cycle.endpoint is not None and cycle.endpoint.sse == "messages":
-        body = error_body(error, cycle.endpoint, dict(named_request(extra)).get(b"request-id", b"").decode())
-    else:
-        body = error_body(error, cycle.endpoint)
+    shape = OPENAI if cycle.endpoint is None else cycle.endpoint.shape
+    request_id = dict(named_request(shape, extra)).get(shape.request_id_header or b"x-request-id", b"")
+    body = shape.error_body(error, request_id.decode("latin-1"))
     await answer_at_once(cycle, error.status, error_headers(error, len(body)) + extra, body)
 
 

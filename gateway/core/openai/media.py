@@ -18,10 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import MOST_SECONDS, count_answers, read_seconds, read_usage
-from gateway.core.types import Usage
-
-MEDIA = frozenset(("images", "speech", "transcriptions"))
-"""The endpoints whose calls may be billed by other units than tokens."""
+from gateway.core.types import Usage, UsageParts
 
 _CHARACTERS_PER_TOKEN = 4
 _AUDIO_INPUT_TOKENS_PER_S = 10
@@ -51,51 +48,69 @@ def read_media_answer(answer: dict[str, Any]) -> Usage | None:
     return replace(usage, parts=replace(usage.parts, audio_s=seconds))
 
 
-def certain_usage(endpoint: str, reported: Usage | None, body: bytes, request: dict[str, Any]) -> Usage:
-    """Returns what is certain of a call's usage: what its provider reported (None: nothing), and of its request the characters
-    to be spoken, the seconds in the head of a sound file, the pictures.
+class _Spoken:
+    """Speech that is made of a text. Implements `MediaUsage`, as the next two."""
 
-    `request` is the body, parsed, and empty for a form.
-    """
-    usage = Usage(0, 0) if reported is None else reported
-    parts = usage.parts
-    if endpoint == "speech":
+    def certain(self, reported: Usage | None, body: bytes, request: dict[str, Any]) -> Usage:
+        usage = Usage(0, 0) if reported is None else reported
         text = request.get("input")
         characters = len(text) if isinstance(text, str) else len(body)
-        parts = replace(parts, characters=characters, audio_output=usage.output)
-    elif endpoint == "images":
-        images = parts.images or count_answers(request)
-        parts = replace(parts, images=images, image_output=parts.image_output or usage.output)
-    else:
-        seconds = parts.audio_s or find_seconds(body) or 0.0
-        parts = replace(parts, audio_s=seconds, audio_input=parts.audio_input or usage.input)
-    return replace(usage, parts=parts)
+        return replace(usage, parts=replace(usage.parts, characters=characters, audio_output=usage.output))
 
-
-def estimated_media_usage(
-    endpoint: str, certain: Usage, body: bytes, request: dict[str, Any], written: int | None = None
-) -> Usage:
-    """Returns `certain` with an estimate of everything else, and marked so.
-
-    `written` are the tokens of a transcription as estimated by its text; None: there is none yet.
-    """
-    parts = certain.parts
-    if endpoint == "transcriptions" and not parts.audio_s:
-        parts = replace(parts, audio_s=len(body) / _SOUND_BYTES_PER_S)
-    if certain.input and certain.output:
-        return replace(certain, parts=parts, estimated=True)
-    if endpoint == "speech":
-        read = ceil(parts.characters / _CHARACTERS_PER_TOKEN)
+    def estimated(self, certain: Usage, body: bytes, request: dict[str, Any], written: int | None = None) -> Usage:
+        parts = certain.parts
+        if certain.input and certain.output:
+            return replace(certain, estimated=True)
         made = ceil(parts.characters * _AUDIO_OUTPUT_TOKENS_PER_CHARACTER)
         parts = replace(parts, audio_output=parts.audio_output or made)
-    elif endpoint == "images":
-        read = ceil(len(str(request.get("prompt") or "")) / _CHARACTERS_PER_TOKEN)
+        return _filled(certain, parts, ceil(parts.characters / _CHARACTERS_PER_TOKEN), made)
+
+
+class _Pictured:
+    """Pictures that are made as a text says."""
+
+    def certain(self, reported: Usage | None, body: bytes, request: dict[str, Any]) -> Usage:
+        usage = Usage(0, 0) if reported is None else reported
+        parts = usage.parts
+        images = parts.images or count_answers(request)
+        return replace(usage, parts=replace(parts, images=images, image_output=parts.image_output or usage.output))
+
+    def estimated(self, certain: Usage, body: bytes, request: dict[str, Any], written: int | None = None) -> Usage:
+        parts = certain.parts
+        if certain.input and certain.output:
+            return replace(certain, estimated=True)
         made = ceil(parts.images * _area_of(request.get("size")) * _tokens_of(request.get("quality")))
         parts = replace(parts, image_output=parts.image_output or made)
-    else:
+        return _filled(certain, parts, ceil(len(str(request.get("prompt") or "")) / _CHARACTERS_PER_TOKEN), made)
+
+
+class _Transcribed:
+    """Text that is made of sound."""
+
+    def certain(self, reported: Usage | None, body: bytes, request: dict[str, Any]) -> Usage:
+        usage = Usage(0, 0) if reported is None else reported
+        parts = usage.parts
+        seconds = parts.audio_s or find_seconds(body) or 0.0
+        return replace(usage, parts=replace(parts, audio_s=seconds, audio_input=parts.audio_input or usage.input))
+
+    def estimated(self, certain: Usage, body: bytes, request: dict[str, Any], written: int | None = None) -> Usage:
+        parts = certain.parts
+        if not parts.audio_s:
+            parts = replace(parts, audio_s=len(body) / _SOUND_BYTES_PER_S)
+        if certain.input and certain.output:
+            return replace(certain, parts=parts, estimated=True)
         read = ceil(parts.audio_s * _AUDIO_INPUT_TOKENS_PER_S)
         made = ceil(parts.audio_s * _WRITTEN_TOKENS_PER_S) if written is None else written
-        parts = replace(parts, audio_input=parts.audio_input or read)
+        return _filled(certain, replace(parts, audio_input=parts.audio_input or read), read, made)
+
+
+SPEECH: Final = _Spoken()
+PICTURES: Final = _Pictured()
+TRANSCRIPTION: Final = _Transcribed()
+
+
+def _filled(certain: Usage, parts: UsageParts, read: int, made: int) -> Usage:
+    """Returns the usage with these tokens where none are certain."""
     return replace(certain, input=certain.input or read, output=certain.output or made, parts=parts, estimated=True)
 
 

@@ -28,7 +28,8 @@ from gateway.core.openai.sse import json_object
 from gateway.core.relay import HeldEnd, OverlongStream, SseRelay, StreamBroken
 from gateway.core.retry import Attempt, Step, Try
 from gateway.core.snapshot import Model, Target, upstream_model
-from gateway.core.types import Endpoint, ErrorClass, Phase, UpstreamFailed, Usage
+from gateway.core.types import ErrorClass, Phase, UpstreamFailed, Usage
+from gateway.dialects.endpoints import CHAT
 from gateway.features.output.rules import (
     CHECKED,
     OutputResult,
@@ -101,7 +102,6 @@ def _class_of(outcome: str | None) -> ErrorClass:
 
 # --- repairs: another model is asked to correct a text, as one more part of the call that it is for ---
 
-CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 _OF_THE_CALL = frozenset((b"idempotency-key", b"content-encoding"))
 """Headers that are about the client's own request."""
 

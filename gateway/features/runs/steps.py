@@ -278,7 +278,7 @@ class StepCalls(CallFeature):
         """Passes a stream on as it comes, but for its end, which goes on once all of it is kept."""
         assert reply.chunks is not None  # noqa: S101  # that is why it is a stream
         own.begin(reply)
-        ends_in_words = is_stream(reply.shared) and own.call.endpoint.sse != "other"
+        ends_in_words = is_stream(reply.shared) and own.call.endpoint.shape.stream != "other"
         ending = LastWord() if ends_in_words else None
         held, passed_on, size = b"", bytearray(), 0
         try:

@@ -22,7 +22,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, GatewayError, KeyRateLimited
 from gateway.core.ports import Vectors
 from gateway.core.snapshot import Model, PolicySnapshot
-from gateway.core.types import Endpoint
+from gateway.dialects.endpoints import EMBEDDINGS
 from gateway.features.reuse.rules import CACHING, LOCAL, SemanticRule
 from gateway.features.semantic.question import Embedder, EmbeddingDenied, EmbeddingFailed
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from gateway.features.semantic.local_model import LocalEmbedder
     from gateway.features.semantic.lookup import Semantic
 
-EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
-"""The endpoint of embedding calls; keep it in step with `routes.py`."""
 DEADLINE_S = 30.0
 """The longest wait for an embedding, in seconds; a later one is useless."""
 TEXTS_OWN_FAULT = frozenset((400, 413, 422))

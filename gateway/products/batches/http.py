@@ -32,6 +32,7 @@ from gateway.core.render import new_request_id
 from gateway.core.request_fields import plan_route
 from gateway.core.snapshot import Policies
 from gateway.core.types import LANES, Lane
+from gateway.dialects.endpoints import CHAT, WORK
 from gateway.features.ownership.service import Page, read_page
 from gateway.products.batches import output
 from gateway.products.batches.output import batch_object, read_batch_request
@@ -42,7 +43,7 @@ from gateway.products.jobs.model import BATCH, FILE, Job, derived_file_id, is_ou
 from gateway.products.jobs.request import read_webhook_header
 from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.routes import RelayedResponse, caller_of, limit_of, own_routes, tenant_of
-from gateway.routes import ENDPOINTS, WORK, json_response
+from gateway.routes import json_response
 
 LONGEST_S = 10.0
 """Seconds for which the provider is waited for."""
@@ -248,7 +249,7 @@ class BatchRoutes:
             tenant,
             max(lane, _HIGHEST, key=LANES.index),
             brought_credential=credential is not None,
-            idempotency_key=request_fields.idempotency_key(index, ENDPOINTS[0]),
+            idempotency_key=request_fields.idempotency_key(index, CHAT),
             webhook=webhook,
         )
         body = await read_bytes(request, self._policies.current.server, MOST_BODY_BYTES)

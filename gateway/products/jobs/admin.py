@@ -19,7 +19,6 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.ledger import usage_usd
 from gateway.core.limits.estimate import estimate_input_tokens
-from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
 from gateway.core.request_fields import Peeked
 from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot, Target
 from gateway.core.types import Endpoint, Usage
@@ -144,10 +143,10 @@ def explain_job(
 def attempt_usd(endpoint: Endpoint, peeked: Peeked, target: Target, body: bytes) -> float | None:
     """Returns what an attempt at the target is estimated to cost before anything was learned; None: not priced."""
     rates = target.find_rates(target.model or peeked.model)
-    if endpoint.name in MEDIA:
+    if endpoint.media is not None:
         parsed = peeked.parsed or {}
-        certain = certain_usage(endpoint.name, None, body, parsed)
-        return usage_usd(rates, estimated_media_usage(endpoint.name, certain, body, parsed))
+        certain = endpoint.media.certain(None, body, parsed)
+        return usage_usd(rates, endpoint.media.estimated(certain, body, parsed))
     if endpoint.tokens == "none" or peeked.parsed is None:
         return usage_usd(rates, Usage(0, 0))
     tokens = estimate_input_tokens(body, peeked.parsed)

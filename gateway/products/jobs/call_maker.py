@@ -17,13 +17,13 @@ from gateway.core.intake import refuse_other_readings
 from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePlans, peek, plan_route, read_fields
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
+from gateway.dialects.endpoints import WORK
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.output.service import set_rule
 from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
 from gateway.features.runs.step import PART, part_of
 from gateway.products.jobs.calls import STRICT, StoredRequest
 from gateway.products.pipelines.http import StepRules, part_of_step
-from gateway.routes import WORK
 
 _BY_PATH: Mapping[str, Endpoint] = {prefix + one.path: one for one in WORK for prefix in ("/v1", "")}
 

@@ -15,7 +15,6 @@ import orjson
 from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
-from gateway.core.intake import AT_ONCE
 from gateway.core.ledger import Accounts
 from gateway.features.reuse.layers import IDEMPOTENT
 from gateway.features.runs.step import PART
@@ -58,7 +57,7 @@ class AsyncAnswers(CallFeature):
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that ask for a job, or whose callers take one for an answer; not where it is answered at
         once, or says a part of itself in its path."""
-        if facts.endpoint.name in AT_ONCE:
+        if facts.endpoint.is_no_job:
             return None
         return self if facts.key.accepts_202 or PREFER in asked else None
 

@@ -15,7 +15,6 @@ import orjson
 from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
-from gateway.core.intake import AT_ONCE
 from gateway.core.ledger import Accounts
 from gateway.core.render import error_object
 from gateway.core.snapshot import PolicySnapshot
@@ -73,7 +72,7 @@ class PipelineAnswers(CallFeature):
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Reads how long the client waits."""
         wait_s = None
-        if b"prefer" in headers and call.endpoint.name not in AT_ONCE:
+        if b"prefer" in headers and not call.endpoint.is_no_job:
             wait_s = responds_async([(b"prefer", headers[b"prefer"])])
         RUN_REQUEST.put(call, RunRequest(NO_PREFERENCE if wait_s is None else wait_s, headers))
 

@@ -32,6 +32,7 @@ from gateway.core.http.writing import AnyCycle, answer_error, write_whole
 from gateway.core.intake import InFlight, Intake, ServedRequest, Serving, StopReason
 from gateway.core.ledger import answer_headers
 from gateway.core.ports import Meter
+from gateway.core.render import OPENAI_UNKNOWN
 from gateway.core.request_fields import MAX_MODEL_CHARS, Peeked
 from gateway.core.snapshot import Model, PolicySnapshot, Provider
 from gateway.core.types import Endpoint, RawHeaders, Upstream
@@ -228,7 +229,7 @@ def _reasons(call: Call) -> str:
 
 log = logging.getLogger("gateway.edge")
 
-REALTIME = Endpoint("realtime", "/realtime", answer="binary", sse="other", tokens="both", is_model_optional=True)
+REALTIME = Endpoint("realtime", "/realtime", OPENAI_UNKNOWN, answer="binary", tokens="both", is_model_optional=True)
 PATHS = ("/v1/realtime", "/realtime")
 
 

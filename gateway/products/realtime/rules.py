@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import orjson
 
-from gateway.core.openai.media import certain_usage
+from gateway.core.openai.media import TRANSCRIPTION
 from gateway.core.openai.usage import ABSURD, AUDIO_CHARACTERS, BYTES_PER_TOKEN, joined, read_usage
 from gateway.core.snapshot import Provider
 from gateway.core.types import EMULATOR, Usage, UsageParts
@@ -113,7 +113,7 @@ def read_event(data: bytes | bytearray) -> ReadEvent | None:
     if kind == "conversation.item.input_audio_transcription.completed":
         reported = event.get("usage")
         read = read_usage(reported) if isinstance(reported, dict) else None
-        used = None if read is None else certain_usage("transcriptions", read, b"", {})
+        used = None if read is None else TRANSCRIPTION.certain(read, b"", {})
         return ReadEvent(is_done=False, usage=None, error=None, transcribed=used)
     if kind != "response.done" or not isinstance(response, dict):
         return None

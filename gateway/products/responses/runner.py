@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.core.answers import PASSING_CODES
 from gateway.core.call import Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
+from gateway.core.render import PASSING_CODES
 from gateway.dialects.conversion import as_stream
 from gateway.features.reuse.layers import is_stream
 from gateway.products.jobs.calls import (

@@ -25,6 +25,7 @@ from gateway.core.errors import (
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits, Style
+from gateway.core.render import OPENAI
 from gateway.core.snapshot import Counting
 from gateway.core.types import Endpoint, ErrorClass, Outgoing, QueueBounds, Usage
 from tests.support.flow import (
@@ -1102,7 +1103,7 @@ async def test_a_held_stream_can_be_told_its_place() -> None:
 async def test_other_endpoints_are_not_admitted() -> None:
     """Files and the like are of another kind: they pass, and count nowhere."""
     bench = Bench([ScriptedUpstream(whole())], limits=[ONE_A_SECOND], counting=PACED)
-    files = Endpoint("passthrough", "/files", request="any")
+    files = Endpoint("passthrough", "/files", OPENAI, request="any")
     await bench.admission.enter(bench.call())
 
     assert await bench.admission.enter(bench.call(endpoint=files)) is not None

@@ -18,8 +18,8 @@ import pytest
 
 from gateway.core.openai.json_edit import with_model
 from gateway.core.request_fields import peek
+from gateway.dialects.endpoints import ENDPOINTS
 from gateway.emulator.config import EmulatorConfig
-from gateway.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post
 from tests.rows import rows

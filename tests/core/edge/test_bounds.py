@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from gateway.core.request_fields import peek
-from gateway.routes import ENDPOINTS
+from gateway.dialects.endpoints import ENDPOINTS
 from tests.rows import rows
 
 CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "chat")

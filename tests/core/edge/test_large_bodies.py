@@ -14,8 +14,8 @@ import pytest
 
 from gateway.core.errors import BodyTooComplex, GatewayError
 from gateway.core.request_fields import LargeBodies
+from gateway.dialects.endpoints import ENDPOINTS
 from gateway.emulator.config import EmulatorConfig
-from gateway.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, chat, config_of, connect, get, post, until
 

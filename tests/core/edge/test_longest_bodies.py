@@ -9,8 +9,7 @@ import pytest
 
 from gateway.core import request_fields
 from gateway.core.types import Endpoint, Server
-from gateway.dialects.http import GENERATE
-from gateway.routes import ENDPOINTS
+from gateway.dialects.endpoints import ENDPOINTS, GENERATE
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of, connect, post
 

@@ -11,9 +11,8 @@ import pytest
 from gateway.core.errors import Forbidden
 from gateway.core.snapshot import Key, Rates, no_rates
 from gateway.core.types import Endpoint
-from gateway.dialects.http import GENERATE
+from gateway.dialects.endpoints import ENDPOINTS, GENERATE
 from gateway.products.realtime.http import REALTIME
-from gateway.routes import ENDPOINTS
 from tests.rows import rows
 from tests.support.configs import load_text
 from tests.support.flow import RATES, Bench, ScriptedUpstream, whole

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage, read_media_answer
+from gateway.core.openai.media import PICTURES, SPEECH, TRANSCRIPTION, read_media_answer
 from gateway.core.openai.usage import find_usage, read_seconds
-from gateway.core.types import Usage, UsageParts
+from gateway.core.types import MediaUsage, Usage, UsageParts
 from tests.rows import rows
 
+MEDIA: dict[str, MediaUsage] = {"images": PICTURES, "speech": SPEECH, "transcriptions": TRANSCRIPTION}
 TOKENS = {"type": "tokens", "input_tokens": 14, "output_tokens": 45, "total_tokens": 59}
 DETAILS = {"text_tokens": 0, "audio_tokens": 14}
 
@@ -93,9 +94,9 @@ def test_the_last_event_of_a_stream_reports_the_same(event: bytes, usage: tuple[
 )  # fmt: skip
 def test_what_is_not_reported_is_estimated_by_the_request(endpoint: str, asked: dict[str, Any], usage: Usage) -> None:
     body = wav(fmt(), data=bytes(32_000))
-    certain = certain_usage(endpoint, None, body, asked)
+    certain = MEDIA[endpoint].certain(None, body, asked)
 
-    estimated = estimated_media_usage(endpoint, certain, body, asked)
+    estimated = MEDIA[endpoint].estimated(certain, body, asked)
 
     assert estimated.estimated
     assert (estimated.input, estimated.output, estimated.parts) == (usage.input, usage.output, usage.parts)
@@ -106,15 +107,15 @@ def test_what_is_not_reported_is_estimated_by_the_request(endpoint: str, asked: 
 def test_a_number_that_is_missing_beside_another_is_estimated(endpoint: str) -> None:
     """Null, or more than any call can have used: it is not taken for nothing."""
     body, asked = wav(fmt(), data=bytes(32_000)), {"input": "x" * 700, "prompt": "a cat"}
-    nothing = estimated_media_usage(endpoint, certain_usage(endpoint, None, body, asked), body, asked)
+    nothing = MEDIA[endpoint].estimated(MEDIA[endpoint].certain(None, body, asked), body, asked)
     for told, read, made in (
         ({"input_tokens": None, "output_tokens": 45}, nothing.input, 45),
         ({"input_tokens": 1 << 31, "output_tokens": 45}, nothing.input, 45),
         ({"input_tokens": 14, "output_tokens": "x"}, 14, nothing.output),
     ):
-        certain = certain_usage(endpoint, read_media_answer({"usage": told}), body, asked)
+        certain = MEDIA[endpoint].certain(read_media_answer({"usage": told}), body, asked)
 
-        estimated = estimated_media_usage(endpoint, certain, body, asked)
+        estimated = MEDIA[endpoint].estimated(certain, body, asked)
 
         assert (estimated.input, estimated.output, estimated.estimated) == (read, made, True), told
 
@@ -133,8 +134,8 @@ def test_an_estimate_keeps_what_is_certain(
     endpoint: str, told: Usage | None, body: bytes, asked: dict[str, Any], written: int | None
 ) -> None:
     """Of any request: each number of tokens that is reported stays, and so does every quantity that is known."""
-    certain = certain_usage(endpoint, told, body, asked)
-    estimated = estimated_media_usage(endpoint, certain, body, asked, written)
+    certain = MEDIA[endpoint].certain(told, body, asked)
+    estimated = MEDIA[endpoint].estimated(certain, body, asked, written)
 
     if told is not None:
         assert (certain.input, certain.output) == (told.input, told.output)

@@ -11,13 +11,12 @@ import pytest
 from gateway.core.call import Call
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.usage import Capabilities
-from gateway.core.types import Endpoint
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.embeddings import EmbeddingsOverGenerate
+from gateway.dialects.endpoints import EMBEDDINGS
 from tests.rows import rows
 from tests.support.flow import Bench, ScriptedUpstream, whole
 
-EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 EVERYTHING = Capabilities()
 NO_TOOLS = Capabilities(tools=False)
 NO_IMAGES = Capabilities(images=False)

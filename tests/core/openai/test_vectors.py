@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.openai.vectors import LARGE_BYTES, chunks_with_base64, with_base64
-from gateway.core.types import Endpoint
+from gateway.dialects.endpoints import EMBEDDINGS
 from tests.rows import rows
 from tests.support.flow import JSON, Bench, ScriptedUpstream, whole
 
-EMBEDDINGS: Final = Endpoint("embeddings", "/embeddings", tokens="input")
 ASKS: Final = b'{"model":"m","input":["a","b"],"encoding_format":"base64"}'
 VECTORS: Final = [[0.5, -1, 2e-3], [3, 4.25, 1e-9]]
 NUMBERS: Final = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=5)

@@ -13,14 +13,14 @@ from gateway.core.balancing import CostRule, Retries
 from gateway.core.errors import BudgetExceeded
 from gateway.core.retry import Attempt
 from gateway.core.snapshot import Key, Rates
-from gateway.core.types import Endpoint, ErrorClass, Phase
+from gateway.core.types import ErrorClass, Phase
+from gateway.dialects.endpoints import EMBEDDINGS
 from tests.support.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says
 from tests.support.flow import Bench, ScriptedUpstream, whole
 from tests.support.outage import City, Provider, answers, fails
 from tests.support.targets import target_named
 from tests.support.virtual import LoopClock, run
 
-EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 RESET = breaks(httpx.ReadError("reset"), Phase.SENT)
 DEFAULT = Retries()
 ONE_TRY_USD = 0.000818

@@ -17,15 +17,14 @@ from gateway.core.call import Call, Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, KeyRateLimited, NoTargetAvailable, WaitTooLong
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Rates, with_settings
-from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
+from gateway.core.types import ErrorClass, Outgoing, Phase, UpstreamFailed
+from gateway.dialects.endpoints import EMBEDDINGS, MODERATIONS
 from gateway.features.grouping.rules import GROUPING, GroupRules
 from gateway.features.reuse.rules import Caching
 from tests.rows import rows
 from tests.support.flow import Bench, Broken, Script, ScriptedAnswer, failed, whole
 from tests.support.virtual import LoopClock, run
 
-EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
-MODERATIONS = Endpoint("moderations", "/moderations", is_model_optional=True)
 RULES = GroupRules(0.005, 64)
 BAD = "bad input"
 OTHER = Key("other", "other", b"o")

@@ -22,15 +22,14 @@ from gateway.core.call import Call
 from gateway.core.errors import GatewayError
 from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Key
-from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
+from gateway.core.types import ErrorClass, Outgoing, Phase, UpstreamFailed
+from gateway.dialects.endpoints import COMPLETIONS, EMBEDDINGS
 from gateway.features.reuse.rules import Caching, ExactRule, SemanticRule
 from gateway.features.semantic.index import VectorIndex
 from gateway.features.semantic.lookup import Semantic
 from tests.support.flow import CHAT, JSON, RESPONSES, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 from tests.sweeps import sampled
 
-EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
-COMPLETIONS = Endpoint("completions", "/completions", usage_option=True, tokens="both")
 TTL_S = 60.0
 CACHING = Caching(
     coalesce="always",

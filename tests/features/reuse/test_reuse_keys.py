@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.call import Call
+from gateway.core.render import OPENAI
 from gateway.core.types import Endpoint
+from gateway.dialects.endpoints import IMAGES
 from gateway.features.reuse.keys import (
     digest,
     exact_key,
@@ -28,8 +30,7 @@ from tests.rows import rows
 from tests.support.flow import SPEECH, Bench, ScriptedUpstream
 
 BOUNDED = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
-IMAGES = Endpoint("images", "/images/generations", sse="other")
-STEREO = Endpoint("transcriptions", "/audio/transcriptions", answer="binary", request="multipart")
+STEREO = Endpoint("transcriptions", "/audio/transcriptions", OPENAI, answer="binary", request="multipart")
 BENCH = Bench([ScriptedUpstream()])
 LONGEST = 2**64 - 1
 """Beyond it, our parser rounds whole numbers."""

@@ -15,9 +15,8 @@ from gateway.core.call import Call, Reply
 from gateway.core.errors import KeyRateLimited
 from gateway.core.snapshot import Model, Provider
 from gateway.features.reuse.rules import SemanticRule
-from gateway.features.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
+from gateway.features.semantic.embedders import DEADLINE_S, ConfigEmbedder, Embedders, read_embedding
 from gateway.features.semantic.question import Embedder, EmbeddingFailed
-from gateway.routes import ENDPOINTS
 from tests.rows import rows
 from tests.support.flow import JSON, Bench, FakeClock, ScriptedUpstream
 
@@ -188,11 +187,6 @@ async def test_the_callers_credential_goes_only_where_its_own_call_may_take_it(
     await embed(answering, call)
 
     assert answering.calls[0].credential == (b"Bearer theirs" if is_sent else None)
-
-
-def test_the_endpoint_is_the_one_that_clients_use() -> None:
-    """Metrics and limits see one endpoint."""
-    assert EMBEDDINGS in ENDPOINTS
 
 
 class Local:

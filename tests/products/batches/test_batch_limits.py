@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.limits.limit_table import Limits
-from gateway.core.types import Endpoint
+from gateway.dialects.endpoints import EMBEDDINGS
 from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import JobFlag, JobState
 from tests.products.batches.limited import LimitedStage, in_window
@@ -22,7 +22,6 @@ from tests.support.virtual import LoopClock, run
 from tests.sweeps import sampled
 
 TOLD = Limits(requests_per_min=600, request_burst=10)
-EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 LEARNED = Limits(unstated_burst_s=5.0)
 """As the config compiles it where nothing is written down."""
 
