@@ -12,16 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
 from gateway.core.openai.json_edit import is_crowded, mended_json
-from gateway.core.types import Clocks
-
-Form = Literal["chat", "responses", "messages", "generate", "other"]
-"""The ending and errors of a stream: as OpenAI's chats, its Responses, Anthropic's messages, Gemini's answers; `other` is
-unknown."""
+from gateway.core.types import Clocks, StreamForm
 
 PENDING_LIMIT = 65_536
 """A longer event is passed on in parts: memory stays bounded, whatever a provider sends."""
@@ -319,7 +315,7 @@ def is_plain_generated(block: bytes) -> bool:
     )
 
 
-_PLAIN: Mapping[Form, Callable[[bytes], bool]] = {
+_PLAIN: Mapping[StreamForm, Callable[[bytes], bool]] = {
     "chat": is_plain_chat,
     "responses": is_plain_response,
     "messages": is_plain_message,
@@ -327,7 +323,7 @@ _PLAIN: Mapping[Form, Callable[[bytes], bool]] = {
 }
 
 
-def plain_events_of(form: Form) -> Callable[[bytes], bool]:
+def plain_events_of(form: StreamForm) -> Callable[[bytes], bool]:
     """Returns what recognises the plain events of a stream of this form."""
     return _PLAIN.get(form, lambda _block: False)
 

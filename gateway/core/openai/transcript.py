@@ -15,7 +15,6 @@ from typing import Any
 
 from gateway.core.openai import sse
 from gateway.core.openai.sse import (
-    Form,
     choices_of,
     ended_candidates,
     failed_finish_message,
@@ -35,7 +34,7 @@ from gateway.core.openai.usage import (
     output_tokens_in,
     read_usage,
 )
-from gateway.core.types import ErrorClass, RawHeaders, Usage
+from gateway.core.types import ErrorClass, RawHeaders, StreamForm, Usage
 
 # --- calls that make a model think before it answers, so that minutes without output are usual ---
 
@@ -168,7 +167,7 @@ class Transcript:
         "usage_event",
     )
 
-    def __init__(self, form: Form, *, strips_usage: bool = False, headers: RawHeaders = ()) -> None:
+    def __init__(self, form: StreamForm, *, strips_usage: bool = False, headers: RawHeaders = ()) -> None:
         """`strips_usage`: take out what only asking for usage has added, the extra event and `"usage":null`.
 
         `headers` are the client's, for how it wants comments.

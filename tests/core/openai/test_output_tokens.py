@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.sse import PENDING_LIMIT, Form
+from gateway.core.openai.sse import PENDING_LIMIT
 from gateway.core.openai.transcript import Transcript, extend_samples
 from gateway.core.openai.usage import output_tokens_in
-from gateway.core.types import Usage, UsageParts
+from gateway.core.types import StreamForm, Usage, UsageParts
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -62,7 +62,7 @@ def padded(text: str, _: int) -> bytes:
     return of_chat({"content": text}, obfuscation="x" * (48 - len(text)))
 
 
-WRITERS: dict[str, tuple[Form, Write]] = {
+WRITERS: dict[str, tuple[StreamForm, Write]] = {
     "chat": ("chat", lambda text, _: of_chat({"content": text})),
     "chat, thinking": ("chat", lambda text, _: of_chat({"reasoning_content": text, "content": None})),
     "chat, thinking told twice": (
@@ -109,7 +109,7 @@ def tokens_of(pieces: Sequence[str]) -> int:
     return max(len(pieces), len("".join(pieces).encode()) // 4)
 
 
-def relayed(form: Form, events: Sequence[bytes], *, at_once: int = 1) -> int:
+def relayed(form: StreamForm, events: Sequence[bytes], *, at_once: int = 1) -> int:
     said = Transcript(form)
     for at in range(0, len(events), at_once):
         block = b"".join(events[at : at + at_once])
@@ -199,7 +199,7 @@ def test_pictures_are_not_counted_by_their_bytes() -> None:
         assert relayed_in_parts("chat", of_hub) == 1290
 
 
-def relayed_in_parts(form: Form, event: bytes) -> int:
+def relayed_in_parts(form: StreamForm, event: bytes) -> int:
     """The tokens of a stream of one event, which the relay passes on in parts if it is long."""
     said = Transcript(form)
     parts = [event[at : at + PENDING_LIMIT] for at in range(0, len(event), PENDING_LIMIT)]
@@ -263,7 +263,7 @@ def test_an_event_that_is_nested_deeply_is_counted_as_far_as_it_makes_sense() ->
 # -- usage ----------------------------------------------------------------------------------------------------------------
 
 
-def account(form: Form, *events: bytes) -> tuple[Usage | None, int]:
+def account(form: StreamForm, *events: bytes) -> tuple[Usage | None, int]:
     said = Transcript(form)
     for event in events:
         said.read(event)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gateway.core.openai.sse import (
     PENDING_LIMIT,
     EventCutter,
-    Form,
     event_json,
     is_plain_chat,
     is_plain_generated,
@@ -19,7 +18,7 @@ from gateway.core.openai.sse import (
     is_plain_response,
 )
 from gateway.core.openai.transcript import Transcript
-from gateway.core.types import Usage
+from gateway.core.types import StreamForm, Usage
 from tests.core.openai.test_sse import DELTA, DONE, ERRORS, LIES, USAGE, data
 from tests.rows import rows
 
@@ -35,7 +34,7 @@ def one() -> int:
     return 1
 
 
-def heard(*blocks: bytes, form: Form = "chat", strips_usage: bool = False) -> tuple[Transcript, bytes]:
+def heard(*blocks: bytes, form: StreamForm = "chat", strips_usage: bool = False) -> tuple[Transcript, bytes]:
     """A transcript of these blocks, and what it passed on."""
     said = Transcript(form, strips_usage=strips_usage)
     return said, b"".join([said.read(block) for block in blocks])
@@ -137,7 +136,7 @@ def test_every_choice_has_to_finish() -> None:
 
 @rows("name", ["response.completed", "response.incomplete"])
 @rows("form", ["responses", "other"])
-def test_a_responses_stream_ends_with_its_last_event(name: str, form: Form) -> None:
+def test_a_responses_stream_ends_with_its_last_event(name: str, form: StreamForm) -> None:
     """By its type, named or not; also where nobody knew what stream it was."""
     named = f'event: {name}\ndata: {{"type":"{name}"}}\n\n'.encode()
 
@@ -467,7 +466,7 @@ def test_the_last_numbers_of_a_message_hold(end: dict[str, Any], usage: Usage) -
 # -- long events ----------------------------------------------------------------------------------------------------------
 
 
-def relayed(stream: bytes, size: int, form: Form = "chat") -> tuple[Transcript, bytes]:
+def relayed(stream: bytes, size: int, form: StreamForm = "chat") -> tuple[Transcript, bytes]:
     """What is passed on of a stream that comes in pieces of this size."""
     cutter, said, passed = EventCutter(), Transcript(form), b""
     for at in range(0, len(stream), size):
