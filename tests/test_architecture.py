@@ -115,7 +115,7 @@ PURE = (
     "gateway.products.batches.input",
     "gateway.products.batches.native.formats",
     "gateway.products.batches.output",
-    "gateway.products.jobs.dead_letters.replay",
+    "gateway.products.jobs.dead_letters.redrive",
     "gateway.products.jobs.model",
     "gateway.products.jobs.request",
     "gateway.products.pipelines.advance",

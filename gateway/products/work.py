@@ -30,8 +30,8 @@ from gateway.products.jobs.calls import (
     ServeCall,
     add_to_no_run,
 )
-from gateway.products.jobs.dead_letters.replay import ReplayFactory
-from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries, ReplayJobs
+from gateway.products.jobs.dead_letters.redrive import RedriveFactory
+from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries, RedriveJobs
 from gateway.products.jobs.http import JobRoutes, ReadBody
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
@@ -162,7 +162,7 @@ class JobWork:
         checks = BatchChecks(store, blobs, self._policies, clock, rules_of, suspects)
         ends = BatchFinalizer(store, blobs, clock, rules_of)
         deliveries = Deliveries(store, self.hooks, self.hook_urls, clock, draw)
-        replays = ReplayJobs(store, ReplayFactory(store, blobs, clock, default), clock)
+        redrives = RedriveJobs(store, RedriveFactory(store, blobs, clock, default), clock)
         parts = self._parts = self._make_parts(store, chunks)
         changed = self.service.watchers.changed
         steps = RunChildren(blobs, rules_of, self._usd_of)
@@ -188,7 +188,7 @@ class JobWork:
             JobKind.BATCH: run_batch,
             JobKind.RESPONSE: responses.run,
             JobKind.DELIVERY: deliveries.run,
-            JobKind.REPLAY: replays.run,
+            JobKind.REDRIVE: redrives.run,
             JobKind.RUN: runs.run,
         }
 

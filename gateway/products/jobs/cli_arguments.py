@@ -154,7 +154,7 @@ def add_dead_letters(command: argparse.ArgumentParser, add_admin: Callable[[argp
     action.add_argument(
         "--dry-run", action="store_true", help="only say what would run: how many, for how much, how long"
     )
-    action.set_defaults(command="gateway.products.jobs.dead_letters.cli:replay")
+    action.set_defaults(command="gateway.products.jobs.dead_letters.cli:redrive")
     add_admin(action)
 
     action = actions.add_parser("purge", help="throw letters away")

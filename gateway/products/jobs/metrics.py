@@ -142,8 +142,8 @@ class JobMeter(MetricTable):
             oldest[labels] = max(oldest.get(labels, 0.0), now - group.oldest_at)
         self.dead_letters.values, self.dead_oldest.values = depth, oldest
 
-    def replayed(self, error_class: str, *, is_ok: bool) -> None:
-        """Counts the end of a dead letter's replay."""
+    def redriven(self, error_class: str, *, is_ok: bool) -> None:
+        """Counts the end of a dead letter's redrive."""
         self.replays.totals[error_class, "ok" if is_ok else "failed"] += 1
 
     def set_depth(self, depth: Mapping[tuple[str, Lane, str], JobDepth], now: float) -> None:

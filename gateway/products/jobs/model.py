@@ -177,8 +177,8 @@ def derived_redelivery_id(delivery_id: str) -> str:
     return new_id(DELIVERY, blake2b(source, digest_size=DRAW_BYTES, person=b"redelivery").digest())
 
 
-def derived_replay_id(mark: Mark, letter_id: str, number: int) -> str:
-    """Returns the id of the job that replays a dead letter for the `number`-th time, always the same."""
+def derived_redrive_id(mark: Mark, letter_id: str, number: int) -> str:
+    """Returns the id of the job that redrives a dead letter for the `number`-th time, always the same."""
     source = f"{letter_id}\0{number}".encode()
     return new_id(mark, blake2b(source, digest_size=DRAW_BYTES, person=b"replay").digest())
 
@@ -260,7 +260,7 @@ class JobKind(StrEnum):
     """The delivery of the end of another job to a webhook. It is nobody's: its tenant is empty, so that no tenant ever meets
     it.
     """
-    REPLAY = "replay"
+    REDRIVE = "replay"
     """Has dead letters run again, some a second. It is nobody's, too."""
     RUN = "run"
     """Takes the steps of a pipeline: each is a job of its own, whose `parent` it is."""

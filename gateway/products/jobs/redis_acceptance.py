@@ -490,15 +490,15 @@ class RedisWrites:
             results.append(await self._steps.write("look", work, lambda *_: None, lambda _: False))
         return results
 
-    async def count_replay(
+    async def count_redrive(
         self, work: ClaimedWork, change: LetterChange | None, new: NewJob | None
     ) -> WriteResult | None:
-        """Counts a job that a replay begins, with its letter; None: the letter has changed meanwhile."""
+        """Counts a job that a redrive begins, with its letter; None: the letter has changed meanwhile."""
 
         def counted(_pieces: PieceMachine, kept: WholeJob, _now: float, effects: StepEffects) -> None:
             kept.job = transitions.one_more(kept.job)
             if change is not None and new is not None:
-                effects.replays_letter = True
+                effects.redrives_letter = True
                 effects.letters.append(change)
                 effects.following.append(new)
 

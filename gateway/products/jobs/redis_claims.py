@@ -21,7 +21,7 @@ import orjson
 
 from gateway.core.types import LANES, Lane
 from gateway.products.jobs import redis_records as records
-from gateway.products.jobs.dead_letters.rules import REPLAYS, DeadLetter, letter_of_job, pack, replayed, unpack
+from gateway.products.jobs.dead_letters.rules import REDRIVES, DeadLetter, end_redrive, letter_of_job, pack, unpack
 from gateway.products.jobs.model import (
     ChunkResult,
     ClaimedWork,
@@ -126,7 +126,7 @@ class StepEffects:
     following: list[NewJob] = field(default_factory=list)
     letters: list[LetterChange] = field(default_factory=list)
     ended_by: str | None = None
-    replays_letter: bool = False
+    redrives_letter: bool = False
     """The step is about a letter that was read before it: where that has changed, the step is not taken."""
     is_forced: bool = False
     """The step is written though the job is as it was."""
@@ -245,10 +245,10 @@ class RedisSteps:
                     self._known.pop(job_id, None)
                     return None
             job, writes, effects = _copy(seen), seen.writes, StepEffects()
-            letter_id = job.kept.job.about.get(REPLAYS)
+            letter_id = job.kept.job.about.get(REDRIVES)
             # the dead letter that the job runs again: the job's end, if this is it, is written into it
-            replays = None if letter_id is None else await self.letters.seen(partition, letter_id)
-            result = change(self._pieces(effects, job, replays), job, self._partitions.now(), effects)
+            redriven = None if letter_id is None else await self.letters.seen(partition, letter_id)
+            result = change(self._pieces(effects, job, redriven), job, self._partitions.now(), effects)
             arguments = _arguments(job_id, seen, job, effects)
             if arguments is None:
                 if is_fresh:
@@ -269,7 +269,7 @@ class RedisSteps:
                     self.learn(job_id, seen)
                 await self._settle(mark, result)
                 return result
-            if effects.replays_letter and seen.writes == writes:
+            if effects.redrives_letter and seen.writes == writes:
                 raise LetterMoved  # the job is as it was: so it was the letter that kept it from being written
         raise JobsUnavailable("Jobs cannot be kept now: too many write about one of them at once.")
 
@@ -281,16 +281,16 @@ class RedisSteps:
             short.result = result
             raise
 
-    def _pieces(self, effects: StepEffects, job: RedisJob, replays: LetterSeen | None) -> PieceMachine:
+    def _pieces(self, effects: StepEffects, job: RedisJob, redriven: LetterSeen | None) -> PieceMachine:
         def follow(kept: WholeJob, end: JobEnd, _now: float) -> None:
             size = job.payload_bytes if keeps_payload(kept.job, end.state) else 0
             letter = letter_of_job(kept.job, end, size)
             if letter is not None:
                 effects.letters.append(LetterChange(letter))
-            if replays is not None:
-                updated = replayed(replays.letter, kept.job)
-                if updated != replays.letter:
-                    effects.letters.append(LetterChange(updated, replays.text))
+            if redriven is not None:
+                updated = end_redrive(redriven.letter, kept.job)
+                if updated != redriven.letter:
+                    effects.letters.append(LetterChange(updated, redriven.text))
             effects.following.extend(self._following(kept.job))
 
         return PieceMachine(follow, self.workers)  # the script knows what became ready, and the blobs of chunks

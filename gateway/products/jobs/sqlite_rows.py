@@ -437,7 +437,7 @@ _FIRST = (
 )
 
 _DEAD_LETTERS = (
-    # `dead`: the job has a dead letter that can be replayed; it is not forgotten.
+    # `dead`: the job has a dead letter that can be redriven; it is not forgotten.
     "ALTER TABLE jobs ADD COLUMN dead INTEGER NOT NULL DEFAULT 0",
     "DROP INDEX jobs_ended",
     "CREATE INDEX jobs_ended ON jobs (ended) WHERE ended IS NOT NULL AND dead = 0",

@@ -21,7 +21,7 @@ from gateway.features.runs.sqlite import SqliteRuns
 from gateway.products.batches.sqlite import SqliteJobFiles
 from gateway.products.jobs import sqlite_rows, transitions
 from gateway.products.jobs.dead_letters import sqlite as dead_rows
-from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage, ReplayResult, replaying
+from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage, RedriveResult, begin_redrive
 from gateway.products.jobs.model import (
     Accepted,
     ChunkPlan,
@@ -284,22 +284,22 @@ class SqliteDeadLetters:
     async def payload(self, letter_id: str) -> bytes | None:
         return await self._file.read(lambda db: dead_rows.payload(db, letter_id))
 
-    async def replay(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> ReplayResult:
+    async def redrive(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> RedriveResult:
         now, taken = self._wall(), next(self._pieces.numbers)
 
-        def replayed(db: sqlite3.Connection) -> ReplayResult:
+        def begin(db: sqlite3.Connection) -> RedriveResult:
             row = self._pieces.claimed(db, work)
             if row is None:
-                return ReplayResult(NOT_OURS, is_done=False)
+                return RedriveResult(NOT_OURS, is_done=False)
             letter = dead_rows.find(db, letter_id)
-            begun = None if letter is None else replaying(letter, work.job.id, number, new.job.id)
+            begun = None if letter is None else begin_redrive(letter, work.job.id, number, new.job.id)
             if letter is not None and begun is not None:
                 dead_rows.change(db, letter, begun)
                 self._acceptance.accept(db, new, now, taken)
                 sqlite_rows.keep(db, row, transitions.one_more(row.job))
-            return ReplayResult(written(row.job), is_done=begun is not None)
+            return RedriveResult(written(row.job), is_done=begun is not None)
 
-        return await self._file.write(replayed)
+        return await self._file.write(begin)
 
     async def purge(self, letter_ids: Sequence[str]) -> int:
         return await self._file.write(lambda db: _purge(db, letter_ids))

@@ -306,7 +306,7 @@ class JobStore(Protocol):
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets jobs that ended before `before`, with their answers; returns how many. Their files live on.
 
-        Not those whose dead letters can be replayed, nor children of a run that has not ended.
+        Not those whose dead letters can be redriven, nor children of a run that has not ended.
         """
         ...
 

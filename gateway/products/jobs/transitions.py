@@ -173,7 +173,7 @@ def goes_on_to_stop(job: Job) -> bool:
 
 
 def one_more(job: Job) -> Job:
-    """Returns a replay that has begun one more job."""
+    """Returns a redrive that has begun one more job."""
     return changed(job, tally=job.tally._replace(total=job.tally.total + 1))
 
 

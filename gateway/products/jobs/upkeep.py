@@ -133,7 +133,7 @@ class CountedEnds:
         ended_at = ended.ended_at or ended.created_at
         self._meter.ended(ended, ended.state, ended_at - (ended.started_at or ended_at))
         if CLASS in ended.about:
-            self._meter.replayed(ended.about[CLASS], is_ok=False)
+            self._meter.redriven(ended.about[CLASS], is_ok=False)
         if ended.kind is JobKind.RUN:
             outcome = RunOutcome.CANCELLED if ended.state is JobState.CANCELLED else RunOutcome.FAILED
             self._tell_run(ended.tenant, ended.id, label_change(ended_at, workflow=ended.model, outcome=str(outcome)))

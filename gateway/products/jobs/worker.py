@@ -140,7 +140,7 @@ class RunningWork:
             now = self._clock.wall()
             self.meter.ended(job, end.state, now - (job.started_at or now))
             if CLASS in job.about:
-                self.meter.replayed(job.about[CLASS], is_ok=end.state is JobState.SUCCEEDED)
+                self.meter.redriven(job.about[CLASS], is_ok=end.state is JobState.SUCCEEDED)
         return is_ours
 
 
@@ -289,7 +289,7 @@ class JobWorker:
         room = {rules.name: rules.concurrency for rules in self._segments()}
         rest = list(room.values())[-1]
         for segment, _, _ in self._store.depth():
-            room.setdefault(segment, rest)  # replays, and what a config that has gone named: as many as of the last
+            room.setdefault(segment, rest)  # redrives, and what a config that has gone named: as many as of the last
         free = {segment: most - busy[segment] for segment, most in room.items() if most > busy[segment]}
         fitting = self._fitting()
         if not free:

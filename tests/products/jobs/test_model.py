@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.products.jobs.dead_letters.rules import REPLAYS, LetterPage, derived_letter_id
+from gateway.products.jobs.dead_letters.rules import REDRIVES, LetterPage, derived_letter_id
 from gateway.products.jobs.model import (
     CHECK,
     FINALISE,
@@ -191,8 +191,8 @@ class TwoStores(RuleBasedStateMachine):
     def replay(self, index: int, job: int, number: int) -> None:
         letter_id = derived_letter_id(name_of(job), None)
         self.named += 1
-        new = self.jobs.new(id=name_of(self.named), tenant="a", about={REPLAYS: letter_id})
-        self.write(index, lambda store, work: store.dead.replay(work, letter_id, number, new))
+        new = self.jobs.new(id=name_of(self.named), tenant="a", about={REDRIVES: letter_id})
+        self.write(index, lambda store, work: store.dead.redrive(work, letter_id, number, new))
 
     @rule(ago=st.sampled_from([10.0, 100.0]), bytes=st.sampled_from([0, 2, 1000]), most=st.integers(1, 3))
     def trim(self, ago: float, bytes: int, most: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.products.jobs.dead_letters.rules import LetterState, ReplayResult
+from gateway.products.jobs.dead_letters.rules import LetterState, RedriveResult
 from gateway.products.jobs.model import ClaimRequest, JobFlag, JobKind, JobQuery, JobState, TooManyJobs
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.store import KeptBounds
@@ -125,18 +125,18 @@ async def test_letters_of_all_partitions_are_replayed_from_one(jobs: Jobs) -> No
     letters = [await dead_call(jobs, payload=b"x" * 10, tenant=tenant) for tenant in TENANTS]
     (group,) = await jobs.store.dead.groups(3)
     assert (group.number, group.bytes, len(group.samples)) == (8, 80, 3)
-    await jobs.call(kind=JobKind.REPLAY, tenant="", segment="replays")
+    await jobs.call(kind=JobKind.REDRIVE, tenant="", segment="replays")
     (work,) = await jobs.claim_all(segment="replays")
     for number, letter_id in enumerate(letters):
         new = again(jobs, letter_id, f"again-{number}", tenant=TENANTS[number])
-        assert await jobs.store.dead.replay(work, letter_id, 1, new) == ReplayResult(OURS, is_done=True)
-        assert await jobs.store.dead.replay(work, letter_id, 1, new) == ReplayResult(OURS, is_done=False)
+        assert await jobs.store.dead.redrive(work, letter_id, 1, new) == RedriveResult(OURS, is_done=True)
+        assert await jobs.store.dead.redrive(work, letter_id, 1, new) == RedriveResult(OURS, is_done=False)
     assert (await jobs.get(work.job.id)).tally.total == 8
     for one in await jobs.claim_all():
         await jobs.finish(one, JobState.FAILED if one.job.id == "again-0" else JobState.SUCCEEDED, error=ERROR)
 
-    assert (await letter(jobs, letters[0])).state is LetterState.REPLAYED_FAILED
-    assert {(await letter(jobs, one)).state for one in letters[1:]} == {LetterState.REPLAYED_OK}
+    assert (await letter(jobs, letters[0])).state is LetterState.REDRIVE_FAILED
+    assert {(await letter(jobs, one)).state for one in letters[1:]} == {LetterState.REDRIVEN}
     assert await jobs.store.dead.trim(0.0, 5, 10) == 1
     assert await jobs.store.dead.trim(jobs.wall() + 1, 0, 10) == 8
     assert await jobs.store.dead.groups(3) == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.products.jobs.dead_letters.rules import REPLAYS, ReplayResult, derived_letter_id
+from gateway.products.jobs.dead_letters.rules import REDRIVES, RedriveResult, derived_letter_id
 from gateway.products.jobs.model import (
     FINALISE,
     ChunkPlan,
@@ -518,18 +518,18 @@ async def test_a_letter_that_changes_meanwhile_is_replayed_as_it_is_then(two: tu
     letter_id = derived_letter_id(work.job.id, None)
     replays: list[ClaimedWork] = []
     for jobs in (a, b):
-        await jobs.call(kind=JobKind.REPLAY, tenant="", segment="replays", id=f"replay-{len(replays)}")
+        await jobs.call(kind=JobKind.REDRIVE, tenant="", segment="replays", id=f"replay-{len(replays)}")
         replays += await jobs.claim_all(segment="replays")
 
     def again(jobs: Jobs, name: str) -> NewJob:
-        return jobs.new(id=name, about={REPLAYS: letter_id})
+        return jobs.new(id=name, about={REDRIVES: letter_id})
 
     results = await asyncio.gather(
-        a.store.dead.replay(replays[0], letter_id, 1, again(a, "again-0")),
-        b.store.dead.replay(replays[1], letter_id, 1, again(b, "again-1")),
+        a.store.dead.redrive(replays[0], letter_id, 1, again(a, "again-0")),
+        b.store.dead.redrive(replays[1], letter_id, 1, again(b, "again-1")),
     )
 
-    assert sorted(results) == [ReplayResult(OURS, is_done=False), ReplayResult(OURS, is_done=True)]
+    assert sorted(results) == [RedriveResult(OURS, is_done=False), RedriveResult(OURS, is_done=True)]
     jobs_of: list[Job | None] = [await a.store.find(f"again-{number}", None) for number in range(2)]
     assert sum(job is not None for job in jobs_of) == 1
 

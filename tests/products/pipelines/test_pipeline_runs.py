@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.products.jobs.dead_letters.replay import why_not_again
+from gateway.products.jobs.dead_letters.redrive import why_not_again
 from gateway.products.jobs.model import BATCH, JOB, RUN, Job, JobFlag, JobQuery, JobState, derived_child_id, new_id
 from gateway.products.pipelines.advance import advance
 from gateway.products.pipelines.compile import PipelinePlan

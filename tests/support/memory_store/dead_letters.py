@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.products.jobs import transitions
 from gateway.products.jobs.dead_letters.rules import (
-    REPLAYS,
+    REDRIVES,
     DeadGroup,
     DeadLetter,
     LetterPage,
-    ReplayResult,
+    RedriveResult,
+    begin_redrive,
+    end_redrive,
     letter_of_job,
-    replayed,
-    replaying,
     stripped,
 )
 from gateway.products.jobs.model import ClaimedWork, Job, JobEnd, NewJob
@@ -44,9 +44,9 @@ class MemoryDeadLetters:
         letter = letter_of_job(job, end, payload_bytes)
         if letter is not None:
             self.add([letter])
-        replays = self._letters.get(job.about.get(REPLAYS, ""))
+        replays = self._letters.get(job.about.get(REDRIVES, ""))
         if replays is not None:
-            self._letters[replays.id] = replayed(replays, job)
+            self._letters[replays.id] = end_redrive(replays, job)
 
     def holds(self, job_id: str) -> bool:
         """Tells whether a job must not be forgotten."""
@@ -84,17 +84,17 @@ class MemoryDeadLetters:
         kept = None if letter is None or not letter.bytes else self._jobs.get(letter.job_id)
         return None if kept is None else kept.payload
 
-    async def replay(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> ReplayResult:
+    async def redrive(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> RedriveResult:
         """Marks a letter as being replayed, and accepts its new job."""
         kept, letter = self._claimed(work), self._letters.get(letter_id)
         if kept is None:
-            return ReplayResult(NOT_OURS, is_done=False)
-        begun = None if letter is None else replaying(letter, work.job.id, number, new.job.id)
+            return RedriveResult(NOT_OURS, is_done=False)
+        begun = None if letter is None else begin_redrive(letter, work.job.id, number, new.job.id)
         if begun is not None:
             self._letters[letter_id] = begun
             self._accept(new)
             kept.job = transitions.one_more(kept.job)
-        return ReplayResult(written(kept.job), is_done=begun is not None)
+        return RedriveResult(written(kept.job), is_done=begun is not None)
 
     async def purge(self, letter_ids: Sequence[str]) -> int:
         """Removes letters."""

@@ -1,1 +1,1 @@
-"""Work that failed for good: listed, replayed, deleted."""
+"""Work that failed for good: listed, redriven, deleted."""

@@ -26,19 +26,19 @@ def list_letters(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Shows a letter with every failed attempt, or how far a replay is."""
+    """Shows a letter with every failed attempt, or how far a redrive is."""
     path = f"dlq/{quote(options.id, safe='')}" + ("?payload=1" if options.payload else "")
     return call_admin(options, lambda client: client.get(path), _letter)
 
 
-def replay(options: argparse.Namespace) -> int:
+def redrive(options: argparse.Namespace) -> int:
     """Has letters run again, or says what would run."""
     chosen = _chosen(options)
     if not chosen and not options.all and not options.dry_run:
         return fail("replay what? --group, --class, --id …, or --all; --dry-run says what would run", UNUSABLE)
     chosen |= {"rate": options.rate, "dry_run": options.dry_run}
     chosen |= {name: value for name, value in (("to_model", options.to_model), ("max", options.max)) if value}
-    return call_admin(options, lambda client: client.post("dlq/replay", chosen), _replayed)
+    return call_admin(options, lambda client: client.post("dlq/replay", chosen), _redriven)
 
 
 def purge(options: argparse.Namespace) -> int:
@@ -90,7 +90,7 @@ def _letters(answer: Mapping[str, Any]) -> str:
 
 def _letter(answer: Mapping[str, Any]) -> str:
     if answer["object"] == "replay":
-        return _replayed(answer)
+        return _redriven(answer)
     lines = [f"{name:10} {safe(answer[name])}" for name in FACTS if answer[name] is not None]
     lines += [f"{'dead at':10} {moment(answer['dead_at'])}"]
     for error in answer["trail"]:
@@ -101,7 +101,7 @@ def _letter(answer: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _replayed(answer: Mapping[str, Any]) -> str:
+def _redriven(answer: Mapping[str, Any]) -> str:
     if not answer.get("dry_run"):
         state = (
             f"{safe(answer['id'])} is {safe(answer['status'])}: {answer['replayed']} replayed, {answer['skipped']} gone"

@@ -18,9 +18,9 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.snapshot import Policies
-from gateway.products.jobs.dead_letters.replay import ReplaySpec, read_filter, read_spec
+from gateway.products.jobs.dead_letters.redrive import Redrive, read_filter, read_redrive
 from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage
-from gateway.products.jobs.dead_letters.service import DeadLetterService, ReplayPlan
+from gateway.products.jobs.dead_letters.service import DeadLetterService, RedrivePlan
 from gateway.products.jobs.model import Job, JobError, JobsOff
 from gateway.products.routes import limit_of
 from gateway.products.work import JobWork
@@ -31,7 +31,7 @@ MOST_LISTED, USUALLY_LISTED = 100, 20
 MOST_SHOWN = 1_048_576
 """Bytes of a payload that are shown."""
 _FILTER = ("id", "group", "kind", "class", "model", "tenant", "older_than_s")
-_REPLAY = (*_FILTER, "rate", "to_model", "max", "dry_run")
+_REDRIVE_FIELDS = (*_FILTER, "rate", "to_model", "max", "dry_run")
 _PURGE = (*_FILTER, "all")
 log = logging.getLogger("gateway.admin")
 
@@ -53,7 +53,7 @@ class DeadLetterRoutes:
         """Returns the routes."""
         return [
             Route("/admin/dlq", self.show_all, methods=["GET"]),
-            Route("/admin/dlq/replay", self.replay, methods=["POST"]),
+            Route("/admin/dlq/replay", self.redrive, methods=["POST"]),
             Route("/admin/dlq/purge", self.purge, methods=["POST"]),
             Route("/admin/dlq/{id}", self.show, methods=["GET"]),
         ]
@@ -74,10 +74,10 @@ class DeadLetterRoutes:
         return json_response({"data": shown, "after": None if last is None else f"{last.at!r}:{last.id}"})
 
     async def show(self, request: Request) -> Response:
-        """Shows a letter, with `payload` also what was to be done; or a replay by its own id."""
+        """Shows a letter, with `payload` also what was to be done; or a redrive by its own id."""
         dead, id = self._service(request), request.path_params["id"]
         if id.startswith("job_"):
-            return json_response(_shown_replay(await dead.replay_of(id[:64])))
+            return json_response(_shown_redrive(await dead.redrive_job(id[:64])))
         letter = await dead.find(id[:64])
         shown = _shown(letter, self._clock.wall())
         shown["trail"] = [_shown_error(error) for error in letter.trail]
@@ -86,19 +86,19 @@ class DeadLetterRoutes:
             shown["payload"] = None if payload is None else payload[:MOST_SHOWN].decode(errors="replace")
         return json_response(shown)
 
-    async def replay(self, request: Request) -> Response:
-        """Begins a replay, or says what it would do."""
+    async def redrive(self, request: Request) -> Response:
+        """Begins a redrive, or says what it would do."""
         dead = self._service(request)
         fields = await read_object(request, self._policies.current.server, MOST_BYTES, EXAMPLE)
-        refuse_unknown(fields, _REPLAY)
-        spec = read_spec(fields, self._clock.wall())
+        refuse_unknown(fields, _REDRIVE_FIELDS)
+        spec = read_redrive(fields, self._clock.wall())
         if spec.to_model and self._policies.current.find_model(spec.to_model) is None:
             raise InvalidRequest("The field 'to_model' must be a model of the config.", param="to_model")
         if fields.get("dry_run", False) is not False:
             return json_response({"dry_run": True, **self._shown_plan(await dead.plan(spec), spec)})
-        job = await dead.replay(spec)
+        job = await dead.redrive(spec)
         log.warning("admin: dead letters are replayed by %s, %g a second", job.id, spec.rate)
-        return json_response(_shown_replay(job))
+        return json_response(_shown_redrive(job))
 
     async def purge(self, request: Request) -> Response:
         """Throws letters away."""
@@ -124,7 +124,7 @@ class DeadLetterRoutes:
         known = [rate for rate in each if rate is not None]
         return sum(known) / 60 if known and len(known) == len(each) else None
 
-    def _shown_plan(self, plan: ReplayPlan, spec: ReplaySpec) -> dict[str, Any]:
+    def _shown_plan(self, plan: RedrivePlan, spec: Redrive) -> dict[str, Any]:
         seconds, models, usd = plan.letters / spec.rate, [], 0.0
         is_priced = False
         for name, found in sorted(plan.models.items()):
@@ -219,7 +219,7 @@ def _shown_error(error: JobError) -> dict[str, Any]:
     }
 
 
-def _shown_replay(job: Job) -> dict[str, Any]:
+def _shown_redrive(job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "object": "replay",

@@ -12,8 +12,8 @@ from gateway.products.jobs.dead_letters.rules import (
     DeadLetter,
     LetterKind,
     LetterPage,
-    ReplayResult,
-    replaying,
+    RedriveResult,
+    begin_redrive,
     stripped,
 )
 from gateway.products.jobs.model import ClaimedWork, NewJob
@@ -75,33 +75,33 @@ class RedisDeadLetters:
         text, payload = await self._partitions.command(b"HMGET", job, b"s", b"x")
         return None if text is None else payload or b""
 
-    async def replay(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> ReplayResult:
-        """Marks a letter as being replayed, and accepts its new job.
+    async def redrive(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> RedriveResult:
+        """Marks a letter as being redriven, and accepts its new job.
 
-        In one script where the replay is in the letter's partition; else in two, and a replica that dies between them leaves
-        the letter replayed, but not counted by the replay.
+        In one script where the redrive is in the letter's partition; else in two, and a replica that dies between them leaves
+        the letter redriven, but not counted by the redrive.
         """
         while True:
             found = await self._letters.find(letter_id)
-            begun = None if found is None else replaying(found[1].letter, work.job.id, number, new.job.id)
+            begun = None if found is None else begin_redrive(found[1].letter, work.job.id, number, new.job.id)
             if found is None or begun is None:
                 (held,) = await self._writes.look([work])
-                return ReplayResult(held, is_done=False)
+                return RedriveResult(held, is_done=False)
             partition, seen = found
             change = LetterChange(begun, seen.text)
             if partition == self._partitions.of_work(work):
-                result = await self._writes.count_replay(work, change, new)
+                result = await self._writes.count_redrive(work, change, new)
                 if result is not None:
-                    return ReplayResult(result, is_done=result.is_ours)
+                    return RedriveResult(result, is_done=result.is_ours)
                 continue
             (held,) = await self._writes.look([work])
             if not held.is_ours:
-                return ReplayResult(NOT_OURS, is_done=False)
+                return RedriveResult(NOT_OURS, is_done=False)
             arguments = (1, *change.arguments(), *records.new_arguments(new))
             _, _, is_done = await self._partitions.run(WRITE, partition, *arguments)
             if is_done:
-                await self._writes.count_replay(work, None, None)
-                return ReplayResult(held, is_done=True)
+                await self._writes.count_redrive(work, None, None)
+                return RedriveResult(held, is_done=True)
 
     async def purge(self, letter_ids: Sequence[str]) -> int:
         gone = 0

@@ -30,17 +30,17 @@ from gateway.products.jobs.model import (
     new_id,
 )
 
-REPLAYS: Final = "replays"
+REDRIVES: Final = "replays"
 """In `about` of a job: the id of the dead letter that it runs again."""
 CLASS: Final = "letter_class"
-"""In `about` of a job that replays: the class of its letter."""
+"""In `about` of a job that redrives: the class of its letter."""
 TRAIL: Final = "trail"
 """In `marks` of a job: its failed attempts so far."""
 POISON: Final = "worker_crashed"
 """The class of what has killed its workers again and again."""
 DEAD_CLASSES: Final = frozenset(("context_length_exceeded", "output_invalid"))
 """Classes of failures, beside those of the brake, that an operator can mend: by another model, limit or schema."""
-_REPLAYED: Final = (JobKind.CALL, JobKind.DELIVERY)
+_REDRIVABLE: Final = (JobKind.CALL, JobKind.DELIVERY)
 MOST_TRAIL: Final = 10
 """Attempts of a trail: the first and the last ones."""
 MOST_MESSAGE, MOST_TEMPLATE = 500, 120
@@ -71,11 +71,11 @@ class LetterState(StrEnum):
     """What has become of a dead letter."""
 
     DEAD = "dead"
-    REPLAYING = "replaying"
-    REPLAYED_OK = "replayed_ok"
-    """Its replay succeeded: it is in no group any more, and is only kept to be looked at."""
-    REPLAYED_FAILED = "replayed_failed"
-    """Its replay has failed: it may be replayed once more."""
+    REDRIVING = "replaying"
+    REDRIVEN = "replayed_ok"
+    """Its redrive succeeded: it is in no group any more, and is only kept to be looked at."""
+    REDRIVE_FAILED = "replayed_failed"
+    """Its redrive has failed: it may be redriven once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class DeadLetter:
     model: str
     """The model as the caller named it; of a delivery the segment of its webhook."""
     error: JobError
-    """The last failure, at its first end or at the end of its last replay."""
+    """The last failure, at its first end or at the end of its last redrive."""
     error_class: str
     """The class of the failure that made it a dead letter, as its template: they never change."""
     template: str
@@ -110,7 +110,7 @@ class DeadLetter:
     """What was to be done is still there, as far as the store knows."""
     replays: int = 0
     replay_id: str = ""
-    """The replay that had it run last."""
+    """The redrive that had it run last."""
     replay_job: str = ""
     """The job that runs it again, or did so last."""
 
@@ -122,8 +122,8 @@ class DeadLetter:
 
     @property
     def is_open(self) -> bool:
-        """Returns whether it is counted in its group: it has not been replayed with success."""
-        return self.state is not LetterState.REPLAYED_OK
+        """Returns whether it is counted in its group: it has not been redriven with success."""
+        return self.state is not LetterState.REDRIVEN
 
     @property
     def holds_job(self) -> bool:
@@ -156,13 +156,13 @@ class LetterPage(NamedTuple):
     limit: int = 20
 
 
-class ReplayResult(NamedTuple):
-    """A store's answer to a replay of one dead letter."""
+class RedriveResult(NamedTuple):
+    """A store's answer to a redrive of one dead letter."""
 
     write: WriteResult
-    """About the claim of the job that replays."""
+    """About the claim of the job that redrives."""
     is_done: bool
-    """The letter is marked, and its new job accepted; False: it is gone, cannot be replayed, or has been already."""
+    """The letter is marked, and its new job accepted; False: it is gone, cannot be redriven, or has been already."""
 
 
 def template_of(message: str) -> str:
@@ -237,17 +237,17 @@ class DeadLetters(Protocol):
         ...
 
     async def find(self, letter_id: str) -> DeadLetter | None:
-        """Returns a letter, also one that was replayed with success."""
+        """Returns a letter, also one that was redriven with success."""
         ...
 
     async def payload(self, letter_id: str) -> bytes | None:
         """Returns the payload of a letter's job; None: it is not kept, or the letter is about a line."""
         ...
 
-    async def replay(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> ReplayResult:
-        """Marks a letter as being replayed for the `number`-th time and accepts its new job, whatever the bounds, in one step.
+    async def redrive(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> RedriveResult:
+        """Marks a letter as being redriven for the `number`-th time and accepts its new job, whatever the bounds, in one step.
 
-        `work` is the claim of the replay, whose job's `tally.total` grows by one with it. The end of the new job, which names
+        `work` is the claim of the redrive, whose job's `tally.total` grows by one with it. The end of the new job, which names
         the letter in its `about`, writes the outcome into the letter, in the step of that end, however it comes.
         """
         ...
@@ -283,15 +283,15 @@ def is_dead_class(job: Job, error_class: str, brake_classes: Collection[str]) ->
 def letter_of_job(ended: Job, end: JobEnd, payload_bytes: int) -> DeadLetter | None:
     """Returns the dead letter that a job becomes at its end; None: none.
 
-    A delivery becomes one whenever it was not delivered; a replay never: its letter is there already.
+    A delivery becomes one whenever it was not delivered; a redrive never: its letter is there already.
     """
     is_lost = ended.kind is JobKind.DELIVERY and ended.state in (JobState.FAILED, JobState.EXPIRED)
-    if not (end.is_dead or is_lost) or REPLAYS in ended.about or ended.ended_at is None:
+    if not (end.is_dead or is_lost) or REDRIVES in ended.about or ended.ended_at is None:
         return None
     error = ended.last_error or JobError("not_delivered", "its time was over", ended.ended_at)
     trail = [JobError(*one) for one in ended.marks.get(TRAIL, ())] or [error]
     is_delivery = ended.kind is JobKind.DELIVERY
-    kept_bytes = payload_bytes if ended.kind in _REPLAYED else 0
+    kept_bytes = payload_bytes if ended.kind in _REDRIVABLE else 0
     return DeadLetter(
         id=derived_letter_id(ended.id, None),
         kind=LetterKind(ended.kind),
@@ -312,19 +312,19 @@ def letter_of_job(ended: Job, end: JobEnd, payload_bytes: int) -> DeadLetter | N
     )
 
 
-def replaying(letter: DeadLetter, replay_id: str, number: int, new_job: str) -> DeadLetter | None:
-    """Returns the letter as its `number`-th replay begins; None: it is not to begin."""
+def begin_redrive(letter: DeadLetter, redrive_id: str, number: int, new_job: str) -> DeadLetter | None:
+    """Returns the letter as its `number`-th redrive begins; None: it is not to begin."""
     if not letter.is_replayable or letter.replays != number - 1:
         return None
-    if letter.state not in (LetterState.DEAD, LetterState.REPLAYED_FAILED):
+    if letter.state not in (LetterState.DEAD, LetterState.REDRIVE_FAILED):
         return None
-    state = LetterState.REPLAYING
-    return replace(letter, state=state, replays=number, replay_id=replay_id, replay_job=new_job)
+    state = LetterState.REDRIVING
+    return replace(letter, state=state, replays=number, replay_id=redrive_id, replay_job=new_job)
 
 
-def replayed(letter: DeadLetter, ended: Job) -> DeadLetter:
+def end_redrive(letter: DeadLetter, ended: Job) -> DeadLetter:
     """Returns the letter after the end of the job that ran it again."""
-    if letter.replay_job != ended.id or letter.state is not LetterState.REPLAYING:
+    if letter.replay_job != ended.id or letter.state is not LetterState.REDRIVING:
         return letter
     trail = [JobError(*one) for one in ended.marks.get(TRAIL, ())]
     updated = replace(
@@ -334,8 +334,8 @@ def replayed(letter: DeadLetter, ended: Job) -> DeadLetter:
         trail=[*letter.trail, *trail][-MOST_TRAIL:],
     )
     if ended.state is JobState.SUCCEEDED:
-        return replace(updated, state=LetterState.REPLAYED_OK, is_replayable=False, bytes=0)
-    return replace(updated, state=LetterState.REPLAYED_FAILED, error=ended.last_error or letter.error)
+        return replace(updated, state=LetterState.REDRIVEN, is_replayable=False, bytes=0)
+    return replace(updated, state=LetterState.REDRIVE_FAILED, error=ended.last_error or letter.error)
 
 
 def stripped(letter: DeadLetter) -> DeadLetter:

@@ -1,7 +1,7 @@
-"""The work on dead letters: counts, replays for operators, and the life of a replay.
+"""The work on dead letters: counts, redrives for operators, and the life of a redrive.
 
 In this order: they are counted, and the old ones thrown away; operators look at them, have them run again, and throw them away;
-jobs and batches are tried again by their ids; and a replay runs letters one after the other.
+jobs and batches are tried again by their ids; and a redrive runs letters one after the other.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Final, NamedTuple
 
 from gateway.core.clock import Clock
 from gateway.core.errors import NotFound
-from gateway.products.jobs.dead_letters.replay import (
+from gateway.products.jobs.dead_letters.redrive import (
     LetterFilter,
-    ReplayFactory,
-    ReplaySpec,
-    id_of_replay,
+    Redrive,
+    RedriveFactory,
     is_due,
     letters_of,
-    replay_job,
-    spec_of,
+    redrive_id_of,
+    redrive_job,
+    redrive_of,
     why_not_again,
 )
 from gateway.products.jobs.dead_letters.rules import (
-    REPLAYS,
+    REDRIVES,
     DeadGroup,
     DeadLetter,
     LetterPage,
@@ -97,7 +97,7 @@ PURGED_AT_ONCE = 500
 
 @dataclass(slots=True)
 class PlannedModel:
-    """What a replay would send to one model."""
+    """What a redrive would send to one model."""
 
     letters: int = 0
     input_tokens: int = 0
@@ -107,8 +107,8 @@ class PlannedModel:
 
 
 @dataclass(slots=True)
-class ReplayPlan:
-    """What a replay would do."""
+class RedrivePlan:
+    """What a redrive would do."""
 
     letters: int = 0
     gone: int = 0
@@ -158,26 +158,26 @@ class DeadLetterService:
         """Returns what was to be done; None: it is gone."""
         return await self._again(await self._read_store()).payload(dead_letter)
 
-    async def replay_of(self, job_id: str) -> Job:
-        """Returns a replay. Raises NotFound."""
+    async def redrive_job(self, job_id: str) -> Job:
+        """Returns a redrive. Raises NotFound."""
         job = await (await self._read_store()).find(job_id, None)
-        if job is None or job.kind is not JobKind.REPLAY:
+        if job is None or job.kind is not JobKind.REDRIVE:
             raise NotFound(NOT_THERE)
         return job
 
-    async def replay(self, spec: ReplaySpec) -> Job:
-        """Begins a replay."""
+    async def redrive(self, spec: Redrive) -> Job:
+        """Begins a redrive."""
         store = await self._open_store()
-        new = replay_job(new_id(JOB, self._draw(DRAW_BYTES)), spec, self._clock.wall())
+        new = redrive_job(new_id(JOB, self._draw(DRAW_BYTES)), spec, self._clock.wall())
         (accepted,) = await store.accept([new])
         return accepted.job
 
-    async def plan(self, spec: ReplaySpec) -> ReplayPlan:
-        """Returns what a replay would do, and changes nothing; what it would cost is estimated from a few letters."""
+    async def plan(self, spec: Redrive) -> RedrivePlan:
+        """Returns what a redrive would do, and changes nothing; what it would cost is estimated from a few letters."""
         store = await self._read_store()
-        again, plan = self._again(store), ReplayPlan()
+        again, plan = self._again(store), RedrivePlan()
         async for letter in letters_of(store, spec.filter):
-            if letter.state is LetterState.REPLAYING:
+            if letter.state is LetterState.REDRIVING:
                 continue
             if spec.most is not None and plan.letters >= spec.most:
                 break
@@ -211,11 +211,11 @@ class DeadLetterService:
         if usd is not None:
             of_model.usd = (of_model.usd or 0.0) + usd
 
-    def _again(self, store: JobStore) -> ReplayFactory:
-        return ReplayFactory(store, self._blobs, self._clock, self._rules)
+    def _again(self, store: JobStore) -> RedriveFactory:
+        return RedriveFactory(store, self._blobs, self._clock, self._rules)
 
 
-# --- jobs and batches that failed, tried again by their ids: what is dead of them is replayed ---
+# --- jobs and batches that failed, tried again by their ids: what is dead of them is redriven ---
 
 
 class Retried(NamedTuple):
@@ -224,7 +224,7 @@ class Retried(NamedTuple):
     letters: int
     """Dead letters: one for a job, as many as lines for a batch."""
     replay: str
-    """The id of the replay that begins with them."""
+    """The id of the redrive that begins with them."""
     job: str | None
     """The id of the new job; None: of a batch, where each line is one of its own."""
 
@@ -251,53 +251,53 @@ class JobRetries:
                 count += _is_due(line)
             if not count:
                 return why_not_again(job, None)
-            return Retried(count, (await self._dead.replay(ReplaySpec(chosen))).id, None)
-        letter = await store.dead.find(job.about.get(REPLAYS) or derived_letter_id(job.id, None))
+            return Retried(count, (await self._dead.redrive(Redrive(chosen))).id, None)
+        letter = await store.dead.find(job.about.get(REDRIVES) or derived_letter_id(job.id, None))
         why_not = why_not_again(job, letter)
         if why_not or letter is None:
             return why_not
-        replay = await self._dead.replay(ReplaySpec(LetterFilter(id=letter.id)))
-        return Retried(1, replay.id, id_of_replay(letter, letter.replays + 1))
+        redrive = await self._dead.redrive(Redrive(LetterFilter(id=letter.id)))
+        return Retried(1, redrive.id, redrive_id_of(letter, letter.replays + 1))
 
 
 def _is_due(letter: DeadLetter) -> bool:
-    return letter.is_replayable and letter.state is not LetterState.REPLAYING
+    return letter.is_replayable and letter.state is not LetterState.REDRIVING
 
 
-# --- the life of a replay: letters are run again one after the other, so many a second ---
+# --- the life of a redrive: letters are run again one after the other, so many a second ---
 
 SKIPPED: Final = "skipped"
-"""In `marks` of a replay at its end: letters whose work was gone."""
+"""In `marks` of a redrive at its end: letters whose work was gone."""
 BEATS = 20
-"""The most beats of a replay in a second: at a higher rate letters begin together."""
+"""The most beats of a redrive in a second: at a higher rate letters begin together."""
 LATE_S = 1.0
-"""A replay that is so far behind its rate goes on from there: it does not make up for it with a burst."""
+"""A redrive that is so far behind its rate goes on from there: it does not make up for it with a burst."""
 
 
-class ReplayJobs:
+class RedriveJobs:
     """Runs jobs of kind `replay`.
 
         walk -> wait for the next one's time -> mark it and make its job, in one step -> … -> end
 
-    Invariant: whatever dies in between, each letter is run again once by each replay: those that it has marked name it.
+    Invariant: whatever dies in between, each letter is run again once by each redrive: those that it has marked name it.
     """
 
-    def __init__(self, store: JobStore, again: ReplayFactory, clock: Clock) -> None:
+    def __init__(self, store: JobStore, again: RedriveFactory, clock: Clock) -> None:
         self._store = store
         self._again = again
         self._clock = clock
 
     async def run(self, running: RunningWork) -> None:
-        """Replays until there is nothing more to do, or as far as it may go now, and ends the claim."""
+        """Redrives until there is nothing more to do, or as far as it may go now, and ends the claim."""
         try:
-            skipped = await self._replay(running, spec_of(running.work.job))
+            skipped = await self._redrive(running, redrive_of(running.work.job))
         except JobsUnavailable:  # the log says why
             await running.write(lambda: self._store.give_back(running.work, run_at=None, is_attempt=False))
         else:
             await self._end(running, skipped)
 
-    async def _replay(self, running: RunningWork, spec: ReplaySpec) -> int:
-        """Replays letters; returns how many could not be. Raises JobsUnavailable."""
+    async def _redrive(self, running: RunningWork, spec: Redrive) -> int:
+        """Redrives letters; returns how many could not be. Raises JobsUnavailable."""
         job, size = running.work.job, max(1, int(spec.rate // BEATS))
         pace = _Pace(self._clock, spec.rate)
         done, skipped = job.tally.total, 0
@@ -316,10 +316,8 @@ class ReplayJobs:
                     return skipped
         return skipped + len(batch) - await self._begin_all(running, pace, batch, spec)
 
-    async def _begin_all(
-        self, running: RunningWork, pace: _Pace, letters: Sequence[DeadLetter], spec: ReplaySpec
-    ) -> int:
-        """Waits for its time, and begins replays together; returns how many were begun. Raises JobsUnavailable."""
+    async def _begin_all(self, running: RunningWork, pace: _Pace, letters: Sequence[DeadLetter], spec: Redrive) -> int:
+        """Waits for its time, and begins redrives together; returns how many were begun. Raises JobsUnavailable."""
         await running.pause(pace.wait_s())
         if running.stopping.is_set() or not letters:
             return 0
@@ -327,12 +325,12 @@ class ReplayJobs:
         pace.begun(begun)
         return begun
 
-    async def _begin(self, running: RunningWork, letter: DeadLetter, spec: ReplaySpec) -> bool:
+    async def _begin(self, running: RunningWork, letter: DeadLetter, spec: Redrive) -> bool:
         """Marks a letter and makes its job; returns whether it was done. Raises JobsUnavailable."""
         new = await self._again.job_of(letter, spec)
         if new is None or not running.is_ours:
             return False
-        result = await self._store.dead.replay(running.work, letter.id, letter.replays + 1, new)
+        result = await self._store.dead.redrive(running.work, letter.id, letter.replays + 1, new)
         return running.note(result.write) and result.is_done
 
     async def _end(self, running: RunningWork, skipped: int) -> None:
@@ -346,7 +344,7 @@ class ReplayJobs:
 
 
 class _Pace:
-    """When the next replays may begin, so that so many a second do."""
+    """When the next redrives may begin, so that so many a second do."""
 
     def __init__(self, clock: Clock, rate: float) -> None:
         self._clock = clock

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from gateway.products.jobs import sqlite_rows
 from gateway.products.jobs.dead_letters.rules import (
-    REPLAYS,
+    REDRIVES,
     DeadGroup,
     DeadLetter,
     LetterKind,
     LetterPage,
+    end_redrive,
     letter_of_job,
     pack,
-    replayed,
     stripped,
     unpack,
 )
@@ -43,13 +43,13 @@ def add(db: sqlite3.Connection, letters: Sequence[DeadLetter]) -> None:
 
 
 def ended(db: sqlite3.Connection, row: JobRow, end: JobEnd) -> None:
-    """Makes the letter of a job at its end, and writes the outcome of a replay into that which was replayed."""
+    """Makes the letter of a job at its end, and writes the outcome of a redrive into that which was redriven."""
     letter = letter_of_job(row.job, end, sqlite_rows.payload_bytes(db, row))
     if letter is not None:
         add(db, [letter])
-    replays = find(db, row.job.about.get(REPLAYS, ""))
-    if replays is not None:
-        change(db, replays, replayed(replays, row.job))
+    redriven = find(db, row.job.about.get(REDRIVES, ""))
+    if redriven is not None:
+        change(db, redriven, end_redrive(redriven, row.job))
 
 
 def find(db: sqlite3.Connection, letter_id: str) -> DeadLetter | None:

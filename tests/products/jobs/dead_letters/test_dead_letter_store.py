@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.dead_letters.replay import LetterFilter, letters_of
+from gateway.products.jobs.dead_letters.redrive import LetterFilter, letters_of
 from gateway.products.jobs.dead_letters.rules import (
-    REPLAYS,
+    REDRIVES,
     DeadGroup,
     DeadLetter,
     LetterKind,
     LetterPage,
     LetterState,
-    ReplayResult,
+    RedriveResult,
     derived_letter_id,
 )
 from gateway.products.jobs.model import ClaimedWork, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
@@ -75,20 +75,20 @@ async def groups(jobs: Jobs, samples: int = 0) -> list[DeadGroup]:
 
 async def replay_work(jobs: Jobs) -> ClaimedWork:
     """The claim of a replay."""
-    await jobs.call(kind=JobKind.REPLAY, tenant="", segment="replays")
+    await jobs.call(kind=JobKind.REDRIVE, tenant="", segment="replays")
     (work,) = await jobs.claim_all(segment="replays")
     return work
 
 
 def again(jobs: Jobs, letter_id: str, name: str = "again", **fields: Any) -> NewJob:
-    return jobs.new(id=name, about={REPLAYS: letter_id}, **fields)
+    return jobs.new(id=name, about={REDRIVES: letter_id}, **fields)
 
 
 async def replayed(jobs: Jobs, work: ClaimedWork, letter_id: str, state: JobState, number: int = 1) -> DeadLetter:
     """Replays a letter, and ends its new job so."""
     name = f"again-{letter_id}-{number}"
-    result = await jobs.store.dead.replay(work, letter_id, number, again(jobs, letter_id, name))
-    assert result == ReplayResult(OURS, is_done=True)
+    result = await jobs.store.dead.redrive(work, letter_id, number, again(jobs, letter_id, name))
+    assert result == RedriveResult(OURS, is_done=True)
     await jobs.finish(await jobs.claim(), state, error=error("again"), is_attempt=True, is_dead=True)
     return await letter(jobs, letter_id)
 
@@ -217,13 +217,13 @@ async def test_a_letter_is_replayed_once_for_each_number(jobs: Jobs) -> None:
     """The mark and the new job are one step; what comes again finds it done, and counts nothing."""
     letter_id = await dead_call(jobs, payload=b"body")
     work, dead = await replay_work(jobs), jobs.store.dead
-    first = await dead.replay(work, letter_id, 1, again(jobs, letter_id))
-    twice = await dead.replay(work, letter_id, 1, again(jobs, letter_id))
-    next_one = await dead.replay(work, letter_id, 2, again(jobs, letter_id, "again-2"))
-    none = await dead.replay(work, "nobody's", 1, again(jobs, "nobody's", "again-3"))
+    first = await dead.redrive(work, letter_id, 1, again(jobs, letter_id))
+    twice = await dead.redrive(work, letter_id, 1, again(jobs, letter_id))
+    next_one = await dead.redrive(work, letter_id, 2, again(jobs, letter_id, "again-2"))
+    none = await dead.redrive(work, "nobody's", 1, again(jobs, "nobody's", "again-3"))
     found = await letter(jobs, letter_id)
 
-    assert [first, twice, next_one, none] == [ReplayResult(OURS, done) for done in (True, False, False, False)]
+    assert [first, twice, next_one, none] == [RedriveResult(OURS, done) for done in (True, False, False, False)]
     assert (found.state, found.replays, found.replay_id, found.replay_job) == ("replaying", 1, work.job.id, "again")
     assert [one.job.id for one in await jobs.claim_all()] == ["again"]
     assert (await jobs.get(work.job.id)).tally.total == 1
@@ -235,9 +235,9 @@ async def test_a_replay_that_was_taken_over_replays_nothing(jobs: Jobs) -> None:
     letter_id = await dead_call(jobs)
     work = await replay_work(jobs)
     await jobs.give_back(work)
-    result = await jobs.store.dead.replay(work, letter_id, 1, again(jobs, letter_id))
+    result = await jobs.store.dead.redrive(work, letter_id, 1, again(jobs, letter_id))
 
-    assert result == ReplayResult(STALE, is_done=False)
+    assert result == RedriveResult(STALE, is_done=False)
     assert (await letter(jobs, letter_id)).state is LetterState.DEAD
     assert await jobs.store.find("again", None) is None
 
@@ -247,9 +247,9 @@ async def test_a_replay_that_succeeds_is_written_into_its_letter(jobs: Jobs) -> 
     letter_id = await dead_call(jobs)
     work = await replay_work(jobs)
     found = await replayed(jobs, work, letter_id, JobState.SUCCEEDED)
-    twice = await jobs.store.dead.replay(work, letter_id, 2, again(jobs, letter_id))
+    twice = await jobs.store.dead.redrive(work, letter_id, 2, again(jobs, letter_id))
 
-    assert (found.state, found.is_replayable, found.bytes) == (LetterState.REPLAYED_OK, False, 0)
+    assert (found.state, found.is_replayable, found.bytes) == (LetterState.REDRIVEN, False, 0)
     assert not twice.is_done
     assert await groups(jobs) == []
 
@@ -262,10 +262,10 @@ async def test_a_replay_that_fails_leaves_one_letter_which_may_be_replayed_again
     found = await replayed(jobs, work, letter_id, JobState.FAILED)
     (group,) = await groups(jobs, samples=5)
 
-    assert (found.state, found.error.message, found.attempts) == (LetterState.REPLAYED_FAILED, "again", 2)
+    assert (found.state, found.error.message, found.attempts) == (LetterState.REDRIVE_FAILED, "again", 2)
     assert [one.message for one in found.trail] == ["it failed", "again"]
     assert (list(group.samples), found.at) == ([found], jobs.wall() - 5)
-    assert (await replayed(jobs, work, letter_id, JobState.SUCCEEDED, 2)).state is LetterState.REPLAYED_OK
+    assert (await replayed(jobs, work, letter_id, JobState.SUCCEEDED, 2)).state is LetterState.REDRIVEN
     assert (await jobs.get(work.job.id)).tally.total == 2
 
 
@@ -274,12 +274,12 @@ async def test_a_replay_that_the_store_ends_has_failed(jobs: Jobs) -> None:
     work = await replay_work(jobs)
     for number in range(2):
         letter_id = await dead_call(jobs)
-        await jobs.store.dead.replay(work, letter_id, 1, again(jobs, letter_id, f"again-{number}"))
+        await jobs.store.dead.redrive(work, letter_id, 1, again(jobs, letter_id, f"again-{number}"))
         if number:
             await jobs.tick(DAY_S)
         else:
             await jobs.store.flag("again-0", None, JobFlag.CANCEL)
-        assert (await letter(jobs, letter_id)).state is LetterState.REPLAYED_FAILED
+        assert (await letter(jobs, letter_id)).state is LetterState.REDRIVE_FAILED
 
 
 # --- how letters go ---
@@ -315,7 +315,7 @@ async def test_payloads_above_the_bound_go_from_the_oldest_on(jobs: Jobs) -> Non
     assert await jobs.store.dead.payload(letter_ids[0]) is None
     assert (await groups(jobs))[0].bytes == 25
     work = await replay_work(jobs)
-    assert not (await jobs.store.dead.replay(work, letter_ids[0], 1, again(jobs, letter_ids[0]))).is_done
+    assert not (await jobs.store.dead.redrive(work, letter_ids[0], 1, again(jobs, letter_ids[0]))).is_done
     assert await jobs.store.forget_ended(jobs.wall() + 1, 10) == 2
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from gateway.products.batches.chunk import MOST_CRASHES
 from gateway.products.jobs.calls import StoredRequest
-from gateway.products.jobs.dead_letters.replay import LetterFilter, ReplayFactory, ReplaySpec, replay_job
+from gateway.products.jobs.dead_letters.redrive import LetterFilter, Redrive, RedriveFactory, redrive_job
 from gateway.products.jobs.dead_letters.rules import DeadGroup, LetterState, derived_letter_id
-from gateway.products.jobs.dead_letters.service import DeadLetterService, ReplayJobs
+from gateway.products.jobs.dead_letters.service import DeadLetterService, RedriveJobs
 from gateway.products.jobs.model import ClaimRequest, JobEnd, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.jobs.store import JobStore
@@ -41,10 +41,10 @@ def runner(stage: Stage) -> Callable[[JobStore], Callable[[RunningWork], Awaitab
     """What runs calls, chunks and replays on a store."""
 
     def of(store: JobStore) -> Callable[[RunningWork], Awaitable[None]]:
-        replays = ReplayJobs(store, ReplayFactory(store, stage.blobs, stage.clock, lambda: stage.rules), stage.clock)
+        replays = RedriveJobs(store, RedriveFactory(store, stage.blobs, stage.clock, lambda: stage.rules), stage.clock)
 
         async def run_piece(running: RunningWork) -> None:
-            is_replay = running.work.job.kind is JobKind.REPLAY
+            is_replay = running.work.job.kind is JobKind.REDRIVE
             await (replays.run(running) if is_replay else stage.run_piece(running))
 
         return run_piece
@@ -54,8 +54,8 @@ def runner(stage: Stage) -> Callable[[JobStore], Callable[[RunningWork], Awaitab
 
 async def begin(stage: Stage, **fields: object) -> str:
     """Begins a replay; returns its id."""
-    spec = replace(ReplaySpec(), **fields)  # type: ignore[arg-type]  # fields by name
-    (accepted,) = await stage.store.accept([replay_job("job_replay", spec, stage.clock.wall())])
+    spec = replace(Redrive(), **fields)  # type: ignore[arg-type]  # fields by name
+    (accepted,) = await stage.store.accept([redrive_job("job_replay", spec, stage.clock.wall())])
     return accepted.job.id
 
 
@@ -83,7 +83,7 @@ def test_letters_are_run_again_at_their_rate_and_their_outcome_is_written_back()
 
         assert begun[-1] - begun[0] == pytest.approx(3.9, rel=0.02)
         assert max(later - sooner for sooner, later in pairwise(begun)) < 0.12
-        assert await states(stage, letter_ids) == {LetterState.REPLAYED_OK: 30, LetterState.REPLAYED_FAILED: 10}
+        assert await states(stage, letter_ids) == {LetterState.REDRIVEN: 30, LetterState.REDRIVE_FAILED: 10}
         (group,) = await stage.store.dead.groups(0)
         assert group.number == 10
         assert stage.meter.replays.totals == {("server_error", "ok"): 30, ("server_error", "failed"): 10}
@@ -104,7 +104,7 @@ def test_each_letter_is_run_again_once_wherever_the_process_dies(is_most: bool) 
             stage, letter_ids = await replayed_with_death(clock, letters, most, dies_at)
             wanted = letters if most is None else most
             done = await states(stage, letter_ids)
-            assert done[LetterState.REPLAYED_OK] == wanted, dies_at
+            assert done[LetterState.REDRIVEN] == wanted, dies_at
             jobs = (await stage.store.list_jobs(JobQuery("t", limit=1000))).jobs
             assert len(jobs) == letters + wanted, dies_at
             replay = await stage.store.find("job_replay", None)
@@ -172,7 +172,7 @@ def test_a_replay_takes_what_its_filter_says_and_goes_to_another_model() -> None
 
         assert [orjson.loads(one.body)["model"] for one in asked] == ["larger"]
         assert await states(stage, alike) == {LetterState.DEAD: 2}
-        assert await states(stage, [derived_letter_id("other", None)]) == {LetterState.REPLAYED_OK: 1}
+        assert await states(stage, [derived_letter_id("other", None)]) == {LetterState.REDRIVEN: 1}
 
     run(story)
 
@@ -224,7 +224,7 @@ def test_a_poison_line_can_be_replayed_as_a_call() -> None:
 
         assert again.state is JobState.SUCCEEDED
         assert again.about["metadata"] == {"batch_id": "batch_1", "custom_id": "c3"}
-        assert await states(stage, [derived_letter_id("batch_1", 3)]) == {LetterState.REPLAYED_OK: 1}
+        assert await states(stage, [derived_letter_id("batch_1", 3)]) == {LetterState.REDRIVEN: 1}
 
     run(story)
 
@@ -239,8 +239,8 @@ def test_a_delivery_is_replayed_under_the_id_that_its_webhook_knows() -> None:
         await stage.store.finish(work, JobEnd(JobState.FAILED, JobError("webhook_failed", "500", clock.wall())))
         letter = await stage.store.dead.find(derived_letter_id("msg_1", None))
         assert letter is not None
-        again = ReplayFactory(stage.store, stage.blobs, clock, lambda: RULES)
-        new = await again.job_of(letter, ReplaySpec(to_model="ignored"))
+        again = RedriveFactory(stage.store, stage.blobs, clock, lambda: RULES)
+        new = await again.job_of(letter, Redrive(to_model="ignored"))
 
         assert new is not None
         assert new.job.about[MESSAGE_ID] == "msg_1"
@@ -265,10 +265,10 @@ def test_a_dry_run_changes_nothing_and_says_what_would_run() -> None:
             return 0.5
 
         service = DeadLetterService(kept, kept, stage.blobs, clock, lambda: RULES, bytes, price)
-        plan = await service.plan(ReplaySpec())
+        plan = await service.plan(Redrive())
         assert (plan.letters, plan.gone, list(plan.models)) == (28, 2, ["m"])
         assert (plan.models["m"].letters, plan.models["m"].priced, plan.models["m"].usd) == (28, 20, 10.0)
-        assert (await service.plan(ReplaySpec(most=3))).letters == 3
+        assert (await service.plan(Redrive(most=3))).letters == 3
         assert await states(stage, letter_ids) == {LetterState.DEAD: 30}
         (group,) = await service.groups()
         assert isinstance(group, DeadGroup)

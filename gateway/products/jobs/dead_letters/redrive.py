@@ -1,6 +1,6 @@
-"""Replays of dead letters: what an operator asks for, which letters are meant, and the jobs that run them again.
+"""Redrives of dead letters: what an operator asks for, which letters are meant, and the jobs that run them again.
 
-First a replay as data, and the jobs for one letter; then the factory, which fetches what was to be done from where it is.
+First a redrive as data, and the jobs for one letter; then the factory, which fetches what was to be done from where it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.products.batches.input import read_line
 from gateway.products.jobs.dead_letters.rules import (
     CLASS,
-    REPLAYS,
+    REDRIVES,
     DeadGroup,
     DeadLetter,
     LetterKind,
@@ -33,7 +33,7 @@ from gateway.products.jobs.model import (
     NewJob,
     Stage,
     Tally,
-    derived_replay_id,
+    derived_redrive_id,
 )
 from gateway.products.jobs.request import IDEMPOTENCY_KEY
 from gateway.products.jobs.rules import JobRules
@@ -41,9 +41,9 @@ from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.webhooks.rules import DEADLINE_S, MESSAGE_ID
 
 SEGMENT: Final = "replays"
-"""The segment of replays themselves; what they begin goes into the segment that it was in."""
+"""The segment of redrives themselves; what they begin goes into the segment that it was in."""
 LASTS_S: Final = 7 * 86_400.0
-"""A replay that is not through by then ends."""
+"""A redrive that is not through by then ends."""
 USUAL_RATE: Final = 5.0
 MOST_RATE: Final = 1000.0
 _FILTER: Final = ("id", "group", "kind", "class", "model", "tenant")
@@ -86,8 +86,8 @@ class LetterFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaySpec:
-    """What a replay does."""
+class Redrive:
+    """What a redrive does; operators know it as a replay, and so do the formats of what is stored."""
 
     filter: LetterFilter = field(default_factory=LetterFilter)
     rate: float = USUAL_RATE
@@ -95,7 +95,7 @@ class ReplaySpec:
     to_model: str = ""
     """Calls and lines go to this model; empty: to the one that they named."""
     most: int | None = None
-    """The most letters of the replay."""
+    """The most letters of the redrive."""
 
 
 def read_filter(fields: Mapping[str, Any], now: float) -> LetterFilter:
@@ -114,8 +114,8 @@ def read_filter(fields: Mapping[str, Any], now: float) -> LetterFilter:
     return LetterFilter(**found)
 
 
-def read_spec(fields: Mapping[str, Any], now: float) -> ReplaySpec:
-    """Reads what a replay is to do. Raises InvalidRequest."""
+def read_redrive(fields: Mapping[str, Any], now: float) -> Redrive:
+    """Reads what a redrive is to do. Raises InvalidRequest."""
     to_model, most = fields.get("to_model"), fields.get("max")
     to_model = "" if to_model is None else to_model
     if not isinstance(to_model, str) or len(to_model) > 256:
@@ -124,14 +124,14 @@ def read_spec(fields: Mapping[str, Any], now: float) -> ReplaySpec:
         raise InvalidRequest("The field 'max' must be a whole number of 1 or more.", param="max")
     rate = fields.get("rate")
     rate = USUAL_RATE if rate is None else _number(rate, "rate", 0.001, MOST_RATE)
-    return ReplaySpec(read_filter(fields, now), rate, to_model, most)
+    return Redrive(read_filter(fields, now), rate, to_model, most)
 
 
-def replay_job(id: str, spec: ReplaySpec, now: float) -> NewJob:
-    """Returns the job that carries out a replay."""
+def redrive_job(id: str, spec: Redrive, now: float) -> NewJob:
+    """Returns the job that carries out a redrive."""
     job = Job(
         id=id,
-        kind=JobKind.REPLAY,
+        kind=JobKind.REDRIVE,
         tenant="",
         key="",
         lane="background",
@@ -148,34 +148,34 @@ def replay_job(id: str, spec: ReplaySpec, now: float) -> NewJob:
     return NewJob(job)
 
 
-def spec_of(job: Job) -> ReplaySpec:
-    """Returns what a replay is to do."""
+def redrive_of(job: Job) -> Redrive:
+    """Returns what a redrive is to do."""
     fields = dict(job.about["replay"])
-    return ReplaySpec(**{**fields, "filter": LetterFilter(**fields["filter"])})
+    return Redrive(**{**fields, "filter": LetterFilter(**fields["filter"])})
 
 
-def is_due(letter: DeadLetter, replay: Job) -> bool:
-    """Returns whether a replay is to begin with a letter: not with one that it has replayed before, or that came after it."""
+def is_due(letter: DeadLetter, redrive: Job) -> bool:
+    """Returns whether a redrive is to begin with a letter: not with one that it has redriven before, or that came after it."""
     return (
         letter.is_replayable
-        and letter.state in (LetterState.DEAD, LetterState.REPLAYED_FAILED)
-        and letter.replay_id != replay.id
-        and letter.at <= replay.created_at
+        and letter.state in (LetterState.DEAD, LetterState.REDRIVE_FAILED)
+        and letter.replay_id != redrive.id
+        and letter.at <= redrive.created_at
     )
 
 
-def id_of_replay(letter: DeadLetter, number: int) -> str:
-    """Returns the id of the job that replays a letter for the `number`-th time."""
+def redrive_id_of(letter: DeadLetter, number: int) -> str:
+    """Returns the id of the job that redrives a letter for the `number`-th time."""
     mark: Mark = DELIVERY if letter.kind is LetterKind.DELIVERY else JOB
-    return derived_replay_id(mark, letter.id, number)
+    return derived_redrive_id(mark, letter.id, number)
 
 
 def why_not_again(job: Job, letter: DeadLetter | None) -> str:
     """Returns why a job, with its dead letter, cannot be tried again, and what to do instead; empty: it can."""
     if letter is not None:
-        if letter.state is LetterState.REPLAYING:
+        if letter.state is LetterState.REDRIVING:
             return f"is tried again already, as {letter.replay_job}"
-        if letter.state is LetterState.REPLAYED_OK:
+        if letter.state is LetterState.REDRIVEN:
             return f"has been tried again with success, as {letter.replay_job}"
         if letter.kind in (LetterKind.RESPONSE, LetterKind.RUN):
             return f"cannot be tried again, as no {letter.kind} is: send it anew"
@@ -195,8 +195,8 @@ def why_not_again(job: Job, letter: DeadLetter | None) -> str:
     return f"has not failed: it is {job.state}; send it anew"
 
 
-def replay_job_for(
-    dead_letter: DeadLetter, original: Job, payload: bytes, spec: ReplaySpec, now: float, lasts_s: float
+def job_for_redrive(
+    dead_letter: DeadLetter, original: Job, payload: bytes, spec: Redrive, now: float, lasts_s: float
 ) -> NewJob | None:
     """Returns the job that runs a call or a delivery again; None: it cannot be sent to another model."""
     about = {name: value for name, value in original.about.items() if name not in _NOT_AGAIN}
@@ -211,13 +211,13 @@ def replay_job_for(
         payload, model = payload_to_send, spec.to_model
     job = replace(
         original,
-        id=id_of_replay(dead_letter, dead_letter.replays + 1),
+        id=redrive_id_of(dead_letter, dead_letter.replays + 1),
         model=model,
         state=JobState.QUEUED,
         created_at=now,
         run_at=now,
         deadline=now + lasts_s,
-        about={**about, REPLAYS: dead_letter.id, CLASS: dead_letter.error_class},
+        about={**about, REDRIVES: dead_letter.id, CLASS: dead_letter.error_class},
         ends_as=None,
         is_paused=False,
         attempts=0,
@@ -233,7 +233,7 @@ def replay_job_for(
 
 
 def line_again(
-    letter: DeadLetter, text: bytes, spec: ReplaySpec, now: float, lasts_s: float, attempts: int
+    letter: DeadLetter, text: bytes, spec: Redrive, now: float, lasts_s: float, attempts: int
 ) -> NewJob | None:
     """Returns the call that runs a line of a batch again; None: its text is no line, or can't be sent to another model."""
     try:
@@ -247,7 +247,7 @@ def line_again(
         return None
     source = letter.source
     job = Job(
-        id=id_of_replay(letter, letter.replays + 1),
+        id=redrive_id_of(letter, letter.replays + 1),
         kind=JobKind.CALL,
         tenant=letter.tenant,
         key=source["key"],
@@ -264,7 +264,7 @@ def line_again(
             "endpoint": source["endpoint"],
             "headers": [["content-type", "application/json"]],
             "metadata": {"batch_id": letter.job_id, "custom_id": custom_id[:512]},
-            REPLAYS: letter.id,
+            REDRIVES: letter.id,
             CLASS: letter.error_class,
         },
         stage=Stage.RUN,
@@ -292,7 +292,7 @@ AT_ONCE = 100
 """The letters of a page."""
 
 
-class ReplayFactory:
+class RedriveFactory:
     """Makes the jobs that run dead letters again.
 
     What was to be done is fetched from where it is.
@@ -304,8 +304,8 @@ class ReplayFactory:
         self._clock = clock
         self._rules = rules
 
-    async def job_of(self, letter: DeadLetter, spec: ReplaySpec) -> NewJob | None:
-        """Returns the job for the next replay of a letter; None: it cannot be run. Raises JobsUnavailable."""
+    async def job_of(self, letter: DeadLetter, spec: Redrive) -> NewJob | None:
+        """Returns the job for the next redrive of a letter; None: it cannot be run. Raises JobsUnavailable."""
         rules, now = self._rules(), self._clock.wall()
         if letter.line is not None:
             text = await self._line(letter)
@@ -314,7 +314,7 @@ class ReplayFactory:
         payload = await self._store.dead.payload(letter.id)
         if original is None or payload is None:
             return None
-        return replay_job_for(letter, original, payload, spec, now, rules.deadline_s)
+        return job_for_redrive(letter, original, payload, spec, now, rules.deadline_s)
 
     async def payload(self, letter: DeadLetter) -> bytes | None:
         """Returns what was to be done; None: it is gone. Raises JobsUnavailable."""
