@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from gateway.emulator.config import EmulatedLimits, EmulatorConfig
 from gateway.emulator.replies import (
@@ -89,6 +89,10 @@ class EmulatedWindow:
             self._index, self._used = index, 0
         return max(0, self.capacity - self._used)
 
+    def wait_s(self, amount: int, now: float) -> float:
+        """Returns the seconds until the next window; 0 when `amount` units are left in that of `now`."""
+        return self.ends_in_s(now) if self.remaining(now) < amount else 0.0
+
     def spend(self, amount: int, now: float) -> None:
         """Takes `amount` from the window of `now`."""
         self.remaining(now)
@@ -97,6 +101,40 @@ class EmulatedWindow:
     def ends_in_s(self, now: float) -> float:
         """Returns the seconds until the next window."""
         return self.length_s - (now + 1e-6) % self.length_s
+
+
+class Limit(Protocol):
+    """What calls are charged to: a bucket or a window."""
+
+    def wait_s(self, amount: int, now: float) -> float: ...
+
+    def spend(self, amount: int, now: float) -> None: ...
+
+
+L = TypeVar("L", bound=Limit)
+
+
+class Shortage(NamedTuple, Generic[L]):
+    """A limit that has no room for a call now."""
+
+    dimension: Literal["requests", "tokens"]
+    limit: L
+    requested: int
+    wait_s: float
+    """The seconds until it has room."""
+
+
+def take(requests: L | None, tokens: L | None, cost: int, now: float) -> Shortage[L] | None:
+    """Charges a call that costs so many tokens to both limits; or charges nothing, and returns the one that is short."""
+    if requests is not None and (wait_s := requests.wait_s(1, now)):
+        return Shortage("requests", requests, 1, wait_s)
+    if tokens is not None and (wait_s := tokens.wait_s(cost, now)):
+        return Shortage("tokens", tokens, cost, wait_s)
+    if requests is not None:
+        requests.spend(1, now)
+    if tokens is not None:
+        tokens.spend(cost, now)
+    return None
 
 
 def go_duration(seconds: float) -> str:
@@ -193,15 +231,8 @@ class OpenAIAccount:
             return self._refuse("requests", f"Too many concurrent requests: Limit {self._max_concurrency}.", now, None)
         if self._tokens and cost > self._tokens.capacity:
             return self._refuse("tokens", self._too_large(self._tokens, cost), now, None)
-        if self._requests and (wait_s := self._requests.wait_s(1, now)):
-            return self._refuse("requests", self._reached("requests", self._requests, 1, wait_s, now), now, wait_s)
-        if self._tokens and (wait_s := self._tokens.wait_s(cost, now)):
-            return self._refuse("tokens", self._reached("tokens", self._tokens, cost, wait_s, now), now, wait_s)
-        if self._requests:
-            self._requests.spend(1, now)
-        if self._tokens:
-            self._tokens.spend(cost, now)
-        return None
+        short = take(self._requests, self._tokens, cost, now)
+        return None if short is None else self._refuse(short.dimension, self._reached(short, now), now, short.wait_s)
 
     def emitted(self, tokens: int, now: float) -> None:
         """Does nothing: OpenAI charges at admission."""
@@ -231,10 +262,11 @@ class OpenAIAccount:
         headers = self.headers(now) + (_retry_after(wait_s) if self._shows_headers else ())
         return EmulatedRefusal(problem, headers)
 
-    def _reached(self, kind: str, bucket: EmulatedBucket, cost: int, wait_s: float, now: float) -> str:
+    def _reached(self, short: Shortage[EmulatedBucket], now: float) -> str:
+        kind, bucket = short.dimension, short.limit
         return (
             f"Rate limit reached for {self._model} in organization org-emulator on {kind} per min ({kind[0].upper()}PM):"
-            f" Limit {bucket.per_minute}, Used {bucket.used(now)}, Requested {cost}. {_try_again(wait_s)}"
+            f" Limit {bucket.per_minute}, Used {bucket.used(now)}, Requested {short.requested}. {_try_again(short.wait_s)}"
         )
 
     def _too_large(self, bucket: EmulatedBucket, cost: int) -> str:
@@ -271,15 +303,10 @@ class AzureAccount:
         cost = charge(self._charge, demand)
         if self._max_concurrency is not None and self.in_flight >= self._max_concurrency:
             return self._refuse("call", 1.0, demand, now)
-        if self._calls and self._calls.remaining(now) < 1:
-            return self._refuse("call", self._calls.ends_in_s(now), demand, now)
-        if self._tokens and self._tokens.remaining(now) < cost:
-            return self._refuse("token", self._tokens.ends_in_s(now), demand, now)
-        if self._calls:
-            self._calls.spend(1, now)
-        if self._tokens:
-            self._tokens.spend(cost, now)
-        return None
+        short = take(self._calls, self._tokens, cost, now)
+        if short is None:
+            return None
+        return self._refuse("call" if short.dimension == "requests" else "token", short.wait_s, demand, now)
 
     def emitted(self, tokens: int, now: float) -> None:
         """Does nothing: Azure charges at admission."""
@@ -412,15 +439,8 @@ class UnannouncedAccount:
         cost = charge(self._charge, demand)
         if self._max_concurrency is not None and self.in_flight >= self._max_concurrency:
             return self._refuse("requests", self._max_concurrency, 1.0)
-        if self._requests and (wait_s := self._requests.wait_s(1, now)):
-            return self._refuse("requests", self._requests.per_minute, wait_s)
-        if self._tokens and (wait_s := self._tokens.wait_s(cost, now)):
-            return self._refuse("tokens", self._tokens.per_minute, wait_s)
-        if self._requests:
-            self._requests.spend(1, now)
-        if self._tokens:
-            self._tokens.spend(cost, now)
-        return None
+        short = take(self._requests, self._tokens, cost, now)
+        return None if short is None else self._refuse(short.dimension, short.limit.per_minute, short.wait_s)
 
     def emitted(self, tokens: int, now: float) -> None:
         """Does nothing: both charge at admission."""
