@@ -49,6 +49,11 @@ class Slot(Generic[T]):
         """Returns the value on the call; None: there is none."""
         return None if call.slots is None else call.slots.get(self)
 
+    def drop(self, call: Call) -> None:
+        """Takes the value off the call, if there is one."""
+        if call.slots is not None:
+            call.slots.pop(self, None)
+
 
 VARIANT: Final[Slot[bytes]] = Slot("variant")
 """What the maker of a call asks for beside its body, as a digest: equal requests of two variants get two answers."""
@@ -199,12 +204,8 @@ class Call:
     """How it ended, once it is settled: as of its answer, whether its client has waited for that or not."""
     usage_event: bytes = b""
     """The usage event of its stream, where that was not passed on."""
-    group_most: int = 0
-    """Inputs that may go to the provider in one request with its own, as its batch has it; 0: as its model has it."""
     not_expressible: dict[str, InvalidRequest] | None = None
     """The targets, by name, into whose language it cannot be put, with the error of its caller if no other can serve it."""
-    joined: tuple[Call, int] | None = None
-    """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
     objects: ObjectAccess | None = None
     """Its access to objects that the provider keeps, where tenants share its account; None: nothing."""
     hooks: Hooks | None = None

@@ -598,8 +598,6 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
         _tell_source(headers, replay, is_served=not attempts)
     if call.denied is not None:
         headers.append((b"x-gateway-retry-denied", call.denied.encode()))
-    if call.joined is not None:
-        headers.append((b"x-gateway-grouped", b"%d" % call.joined[1]))
     hooks = call.hooks
     for add_headers in () if hooks is None else hooks.headers:
         add_headers(call, headers)

@@ -307,8 +307,12 @@ class Bench:
         )
 
     def call(self, **changes: object) -> Call:
-        """A call to the model. `output` is a rule for its answer, `part` the part of a run that it is."""
+        """A call to the model.
+
+        `output` is a rule for its answer, `part` the part of a run that it is, `group_most` how many inputs go together.
+        """
         rule: Any = changes.pop("output", None)
+        most: Any = changes.pop("group_most", 0)
         fields: dict[str, Any] = {
             "id": "req_1",
             "endpoint": CHAT,
@@ -338,6 +342,12 @@ class Bench:
             set_rule(call, rule)
         if isinstance(part, RunPart):
             PART.put(call, part)
+        if most:
+            # As above.
+            from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
+            from gateway.features.grouping.service import GROUP_RULES  # as above
+
+            GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, most))
         return call
 
     async def serve(self, **changes: object) -> tuple[Reply, bytes]:

@@ -155,7 +155,7 @@ class Stage:
             outcome="",
             usage=None,
             held=None,
-            joined=None,
+            slots=None,
             task=None,
             settled=False,
         )

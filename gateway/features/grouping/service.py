@@ -16,11 +16,12 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Final, NamedTuple
 
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.planner import estimate_of
 from gateway.core.attempts import Attempts
-from gateway.core.call import Call, CallFeature, ErrorAnswer, Open, Opened, RouteFacts, Stream, Whole
+from gateway.core.call import Call, CallFeature, ErrorAnswer, Headers, Open, Opened, RouteFacts, Slot, Stream, Whole
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import cost_usd, whole_usage
@@ -31,7 +32,6 @@ from gateway.core.snapshot import Target
 from gateway.core.types import RawHeaders, Usage
 from gateway.features.grouping.rules import (
     GROUPING,
-    LINES_WINDOW_S,
     MOST_TOKENS,
     RESULTS,
     TOKENS_PART,
@@ -41,6 +41,21 @@ from gateway.features.grouping.rules import (
     read_group_input,
     split_answer,
 )
+
+
+class GroupedCall(NamedTuple):
+    """What a call goes to its provider in."""
+
+    sent: Call
+    """The call that goes in place of this one and others."""
+    members: int
+    """How many they are together."""
+
+
+GROUP: Final[Slot[GroupedCall]] = Slot("group")
+"""The group in which the call is sent; none: it goes alone, or has not been sent."""
+GROUP_RULES: Final[Slot[GroupRules]] = Slot("group rules")
+"""The rules that the call's maker has given it in place of its model's."""
 
 # --- one group: calls that wait for others like them, and become one call ---
 
@@ -121,9 +136,10 @@ class Group:
             reserved=None,
             idempotency_key=None,
             replay=None,
+            slots=None,
         )
         for call in calls:
-            call.joined = self.call, len(calls)
+            GROUP.put(call, GroupedCall(self.call, len(calls)))
         return self.call
 
 
@@ -193,7 +209,7 @@ class Groups(CallFeature):
 
     async def open(self, call: Call, next: Open) -> Opened:
         """Returns the call's part of a group's answer, where it can be in one; else its own."""
-        rules = GroupRules(LINES_WINDOW_S, call.group_most) if call.group_most else GROUPING.of(call.model)
+        rules = GROUP_RULES.find(call) or GROUPING.of(call.model)
         parsed = call.parsed or json_object(call.body)
         input = None
         if rules is not None and parsed is not None and call.endpoint.name in RESULTS:
@@ -218,8 +234,14 @@ class Groups(CallFeature):
                 timer.cancel()
         if answer is not None:
             return answer
-        call.joined = None
+        GROUP.drop(call)
         return await next(call)
+
+    def headers(self, call: Call, headers: Headers) -> None:
+        """Appends how many calls have gone together."""
+        group = GROUP.find(call)
+        if group is not None:
+            headers.append((b"x-gateway-grouped", b"%d" % group.members))
 
     def _join(self, member: Member, rules: GroupRules) -> tuple[Group, Callable[[], None]]:
         """Puts a call into the group of its kind; returns that, and how to leave it."""

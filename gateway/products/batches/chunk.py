@@ -24,6 +24,7 @@ import orjson
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded
+from gateway.features.grouping.service import GROUP
 from gateway.products.batches import output
 from gateway.products.batches.finish import write_chunk
 from gateway.products.batches.input import ChunkInput, InputLine, lines_of, read_custom_id, read_line
@@ -138,8 +139,8 @@ class LineCalls:
 
 def _sent_for(calls: list[Call]) -> Call:
     """Returns the call that is sent for a line: its last one, or the one that several have become together."""
-    joined = calls[-1].joined
-    return calls[-1] if joined is None else joined[0]
+    group = GROUP.find(calls[-1])
+    return calls[-1] if group is None else group.sent
 
 
 # --- an input that is not there ---

@@ -18,6 +18,8 @@ from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePla
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.dialects.endpoints import WORK
+from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
+from gateway.features.grouping.service import GROUP_RULES
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.output.service import set_rule
 from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
@@ -95,7 +97,6 @@ class CallMaker:
             thinks=peeked.thinks,
             parsed=peeked.parsed,
             large=peeked.large,
-            group_most=request.group_most,
             idempotency_key=request.idempotency_key,
         )
         rule = self._own_rule(request, plan)
@@ -103,6 +104,8 @@ class CallMaker:
             set_rule(call, rule)
         if part is not None:
             PART.put(call, part)
+        if request.group_most:
+            GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, request.group_most))
         return call
 
     def _own_rule(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:

@@ -20,6 +20,7 @@ from gateway.core.snapshot import Key, Rates, with_settings
 from gateway.core.types import ErrorClass, Outgoing, Phase, UpstreamFailed
 from gateway.dialects.endpoints import EMBEDDINGS, MODERATIONS
 from gateway.features.grouping.rules import GROUPING, GroupRules
+from gateway.features.grouping.service import GROUP
 from gateway.features.reuse.rules import Caching
 from tests.rows import rows
 from tests.support.flow import Bench, Broken, Script, ScriptedAnswer, failed, whole
@@ -145,7 +146,8 @@ def test_calls_within_the_window_are_one_request() -> None:
         assert len(accounts) == 11
         assert sum(one.usage.input for one in accounts if one.usage) == 66  # as the provider counted them
         assert sum(one.cost_usd or 0 for one in accounts) == pytest.approx(66e-3)
-        assert all(one.outcome == "ok" and one.call.joined is not None and one.call.joined[1] == 11 for one in accounts)
+        groups = [GROUP.find(one.call) for one in accounts if one.outcome == "ok"]
+        assert [group and group.members for group in groups] == [11] * 11
         told = dict(answers[0][1].headers)
         assert told[b"x-gateway-grouped"] == b"11"
         assert told[b"x-gateway-attempts"] == b"p0/m:200"
@@ -230,7 +232,9 @@ def test_without_the_rules_each_goes_alone_and_as_it_came() -> None:
         answers = await stage.ask_all("a", "b")
         assert stage.provider.sizes == [1, 1]
         assert {one["input"] for one in stage.provider.sent} == {"a", "b"}
-        assert all(call.joined is None and b"x-gateway-grouped" not in dict(reply.headers) for call, reply in answers)
+        assert all(
+            GROUP.find(call) is None and b"x-gateway-grouped" not in dict(reply.headers) for call, reply in answers
+        )
         assert stage.clock.now < 1000.102
 
     play(story, None)

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import BudgetExceeded, GatewayError, NoTargetAvailable, QueueFull
+from gateway.features.grouping.service import GROUP, GroupedCall
 from gateway.products.batches.chunk import MOST_MISSING, LineCalls, MissingInputs
 from gateway.products.batches.input import ChunkInput, InputLine
 from gateway.products.batches.output import BRAKED_BY, WAITS_FOR, with_tier
@@ -90,9 +91,11 @@ def test_only_a_few_lines_are_held_by_the_delay_queue() -> None:
 def test_lines_that_go_together_are_one_held_call() -> None:
     """That of their group, which is what waits in the delay queue; each of them can be stopped with it."""
     is_holding = [True]
-    calls, group = LineCalls(lambda: bool(is_holding)), SimpleNamespace(held="in the queue", joined=None)
+    calls, group = LineCalls(lambda: bool(is_holding)), SimpleNamespace(held="in the queue", slots=None)
     for line in range(3):
-        calls.begin(line).append(cast(Call, SimpleNamespace(held=None, joined=(group, 3))))
+        call = cast(Call, SimpleNamespace(held=None, slots=None))
+        GROUP.put(call, GroupedCall(cast(Call, group), 3))
+        calls.begin(line).append(call)
     calls.begin(3)
 
     assert (calls.held(), calls.held_lines()) == (1, [0, 1, 2])

@@ -13,6 +13,8 @@ import pytest
 from gateway.core.call import Call
 from gateway.core.limits.limit_table import Limits
 from gateway.dialects.endpoints import EMBEDDINGS
+from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
+from gateway.features.grouping.service import GROUP_RULES
 from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.model import JobFlag, JobState
 from tests.products.batches.limited import LimitedStage, in_window
@@ -162,7 +164,8 @@ class GroupedStage(LimitedStage):
         """Returns the call of a line."""
         body = orjson.dumps({"model": "m", "input": request.id})
         call = await super().make_call(request._replace(body=body))
-        call.endpoint, call.group_most = EMBEDDINGS, 8
+        call.endpoint = EMBEDDINGS
+        GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, 8))
         return call
 
 
