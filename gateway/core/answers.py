@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.core.call import Call, ErrorAnswer, Opened, Stream, Whole
+from gateway.core.call import Call, ErrorAnswer, Opened, ReadAnswers, Stream, Whole
 from gateway.core.clock import Clock
 from gateway.core.error_tables import in_band_status
 from gateway.core.errors import InvalidRequest
@@ -54,7 +54,6 @@ from gateway.core.types import (
     Spliced,
     UpstreamFailed,
 )
-from gateway.features.ownership.objects import ObjectAccess
 from gateway.features.reuse.keys import ACCOUNTS
 
 WHOLE_LIMIT = 16_000_000
@@ -108,9 +107,7 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
-        if b"content-encoding" in index and (
-            call.endpoint.request != "any" or (call.objects is not None and call.objects.reads_answer)
-        ):
+        if b"content-encoding" in index and (call.endpoint.request != "any" or call.reads is not None):
             await _unpack(call, target, answer, index)
         if not ALL_REQUEST_IDS.isdisjoint(index):
             for name in REQUEST_IDS:  # the first one present counts
@@ -344,8 +341,8 @@ async def _read_opening(call: Call, attempt: Attempt, answer: Answer, content_ty
             return await _open_stream(call, attempt, answer, clock)
         return await _open_json(call, attempt, answer, clock)
     if call.endpoint.request == "any":
-        if call.objects is not None and _is_read(call.objects, status, content_type):
-            return await _open_objects(call.objects, attempt, answer)
+        if call.reads is not None and _is_read(call.reads, status, content_type):
+            return await _read_passing(call.reads, attempt, answer)
         return Stream(attempt, status, headers, RawRelay(attempt.target.upstream, answer))
     return await _open_binary(call, attempt, answer, content_type, clock)
 
@@ -442,19 +439,19 @@ def _activity_of(attempt: Attempt, clock: Clock) -> Callable[[], None]:
     return note
 
 
-def _is_read(concern: ObjectAccess, status: int, content_type: bytes) -> bool:
-    """Whether the answer's ids have to be known before it goes on; an event stream is watched as it passes."""
-    if status >= 300 or not concern.reads_answer:
-        return False
-    return concern.is_list or not content_type.startswith((b"text/event-stream", b"audio/", b"video/"))
+def _is_read(reads: ReadAnswers, status: int, content_type: bytes) -> bool:
+    """Whether a feature reads the answer before it goes on; streams of events may be watched as they pass."""
+    return status < 300 and (
+        reads == "all" or not content_type.startswith((b"text/event-stream", b"audio/", b"video/"))
+    )
 
 
-async def _open_objects(concern: ObjectAccess, attempt: Attempt, answer: Answer) -> Opened:
-    """An answer that names objects. Raises UpstreamFailed where it is too long to be told apart by tenants."""
+async def _read_passing(reads: ReadAnswers, attempt: Attempt, answer: Answer) -> Opened:
+    """A passed-through answer that a feature reads. Raises UpstreamFailed where it is too long, and must not go on unread."""
     body, is_whole = await read_whole(attempt.target.upstream, answer, WHOLE_LIMIT)
     if is_whole:
         return Whole(attempt, answer.status, answer.headers, body)
-    if concern.is_list:
+    if reads == "all":
         await answer.aclose()
         raise UpstreamFailed(
             ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the list is too long; ask for fewer at once"

@@ -163,7 +163,7 @@ class Attempts:
                     await self._moves.abandon(call)
                 raise
             else:
-                if isinstance(opened, Whole) and call.other_attempt is None and call.objects is None:
+                if isinstance(opened, Whole) and call.other_attempt is None and call.reads is None:
                     if (
                         attempt.reservation is not None
                     ):  # the gate hears of both in one visit: answered, and settled at once

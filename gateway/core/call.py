@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import InvalidRequest
@@ -22,11 +22,12 @@ from gateway.core.retry import Attempt
 from gateway.core.retry_budgets import Reserved
 from gateway.core.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Clocks, Endpoint, ErrorClass, Kept, Lane, RawHeaders, Skips, Usage
-from gateway.features.ownership.objects import ObjectAccess
 
 T = TypeVar("T")
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
+ReadAnswers: TypeAlias = Literal["all", "some"]
+"""The answers that a feature reads whole, and may replace: `all`, or `some`, without streams of events, audio or video."""
 Chunks: TypeAlias = AsyncGenerator[bytes, None]
 
 
@@ -57,6 +58,8 @@ class Slot(Generic[T]):
 
 VARIANT: Final[Slot[bytes]] = Slot("variant")
 """What the maker of a call asks for beside its body, as a digest: equal requests of two variants get two answers."""
+ALONE: Final[Slot[bool]] = Slot("alone")
+"""True if the call is not to be put together with others into one request."""
 INVALID_ANSWER: Final[Slot[bool]] = Slot("invalid answer")
 """True if a feature has found the answer not to be what was asked for: its client may get it, and nothing is built on it."""
 
@@ -206,8 +209,8 @@ class Call:
     """The usage event of its stream, where that was not passed on."""
     not_expressible: dict[str, InvalidRequest] | None = None
     """The targets, by name, into whose language it cannot be put, with the error of its caller if no other can serve it."""
-    objects: ObjectAccess | None = None
-    """Its access to objects that the provider keeps, where tenants share its account; None: nothing."""
+    reads: ReadAnswers | None = None
+    """The answers that would go on to the client unread, and that a feature has to read before; None: no such answer."""
     hooks: Hooks | None = None
     """The hooks of its route; None: it was made inside the process, and `Pipeline.handle` compiles them."""
     slots: dict[Slot[Any], Any] | None = None

@@ -21,7 +21,19 @@ from typing import Final, NamedTuple
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.planner import estimate_of
 from gateway.core.attempts import Attempts
-from gateway.core.call import Call, CallFeature, ErrorAnswer, Headers, Open, Opened, RouteFacts, Slot, Stream, Whole
+from gateway.core.call import (
+    ALONE,
+    Call,
+    CallFeature,
+    ErrorAnswer,
+    Headers,
+    Open,
+    Opened,
+    RouteFacts,
+    Slot,
+    Stream,
+    Whole,
+)
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import cost_usd, whole_usage
@@ -213,7 +225,7 @@ class Groups(CallFeature):
         parsed = call.parsed or json_object(call.body)
         input = None
         if rules is not None and parsed is not None and call.endpoint.name in RESULTS:
-            input = None if call.large is not None or call.objects is not None else read_group_input(parsed)
+            input = None if call.large is not None or ALONE.find(call) else read_group_input(parsed)
         if rules is None or input is None or len(input.items) >= rules.most:
             return await next(call)
         await self._admission.ask_key(call)

@@ -246,7 +246,7 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         other_attempt=None,
         denied=None,
         replay=None,
-        objects=None,
+        reads=None,
         not_expressible=None,
         slots=None,
     )

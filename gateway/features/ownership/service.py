@@ -13,12 +13,13 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 import orjson
 
 from gateway.core.call import (
+    ALONE,
     Call,
     CallFeature,
     Chunks,
@@ -28,6 +29,7 @@ from gateway.core.call import (
     Reply,
     RouteFacts,
     Serve,
+    Slot,
     Stream,
     Whole,
 )
@@ -302,6 +304,8 @@ IDEMPOTENCY_KEY = b"idempotency-key"
 _NOT_YOURS = (
     "No such object: it does not exist, or it is not this key's; use an id that an answer to this key has named."
 )
+ACCESS: Final[Slot[ObjectAccess]] = Slot("object access")
+"""The objects that the call names or creates, where tenants share an account; none: it concerns no objects."""
 
 
 class Ownership(CallFeature):
@@ -332,11 +336,11 @@ class Ownership(CallFeature):
     async def open(self, call: Call, next: Open) -> Opened:
         """Returns the answer, its objects recorded as the tenant's, those of others left out of a list."""
         opened = await next(call)
-        return opened if call.objects is None else await self.learn(call, opened, next)
+        return opened if ACCESS.find(call) is None else await self.learn(call, opened, next)
 
     def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
         """Returns the chunks of a stream, each one after the objects that it names have been recorded."""
-        concern = call.objects
+        concern = ACCESS.find(call)
         return (
             chunks
             if concern is None or not concern.learns
@@ -344,18 +348,24 @@ class Ownership(CallFeature):
         )
 
     def concerns(self, call: Call, rules: ObjectRules) -> bool:
-        """Returns whether the call names or creates objects, and notes which on the call. To be called once, and first."""
+        """Returns whether the call names or creates objects, and puts which on the call. To be called once, and first."""
         content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
         if call.endpoint.request == "any":
             self._rename_key(call)
         if rules.is_open:
             return False
-        call.objects = concern_of(call, may_name(call.body, content_type))
-        return call.objects is not None
+        concern = concern_of(call, may_name(call.body, content_type))
+        if concern is None:
+            return False
+        ACCESS.put(call, concern)
+        ALONE.put(call, True)  # what it names may be its tenant's only
+        if concern.reads_answer:
+            call.reads = "all" if concern.is_list else "some"
+        return True
 
     async def admit(self, call: Call, rules: ObjectRules) -> None:
         """Checks that all objects named by the call are its tenant's. Raises NotFound, OwnerUnknown or InvalidRequest."""
-        concern = call.objects
+        concern = ACCESS.find(call)
         if concern is None:
             return
         named = {id: NamedId(id, "", is_known_place=True) for id in ids_in_path(concern, call.query)}
@@ -381,7 +391,7 @@ class Ownership(CallFeature):
 
     async def learn(self, call: Call, opened: Opened, ask_again: Callable[[Call], Awaitable[Opened]]) -> Opened:
         """Records the answer's objects as the tenant's; takes those of others out of a list, and fills it from more pages."""
-        concern, rules = call.objects, OBJECTS.of(call.policy)
+        concern, rules = ACCESS.find(call), OBJECTS.of(call.policy)
         if concern is None or rules is None or isinstance(opened, ErrorAnswer) or opened.status >= 300:
             return opened
         if concern.is_list and isinstance(opened, Whole):
