@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from gateway.core.admission.admission import Admission
 from gateway.core.call import Call, CallFeature, Chunks, Open, Opened, RouteFacts, Stream, Whole
@@ -23,12 +24,13 @@ from gateway.core.relay import RawRelay, SseRelay
 from gateway.core.retry import Attempt
 from gateway.core.snapshot import Rates, upstream_model
 from gateway.core.types import Usage
-from gateway.features.ownership.objects import read_path
 
 MOST = 10_000
 """Responses whose usage is waited for; of more the oldest are charged as they were reserved."""
 MOST_BYTES = 4_194_304
 """An answer that may tell what was used is not read when it is longer."""
+MOST_DECODINGS = 3
+"""How often the escapes of a path are read: a provider, and what stands before it, may each do so once."""
 _UNFINISHED = ("queued", "in_progress")
 
 
@@ -161,10 +163,17 @@ class Deferred(CallFeature):
         """The id of the response that the call asks for, or calls off, if its usage is waited for."""
         if not self._charges or call.method not in ("GET", "POST"):
             return None
-        place = read_path(call.path)
-        if place is None or place.kind != "responses" or place.verb not in ("", "cancel"):
-            return None
-        return place.id if place.id in self._charges else None
+        id = response_in_path(call.path)
+        return id if id in self._charges else None
+
+
+def response_in_path(path: str) -> str | None:
+    """Returns the id of the response that a path below the base URL shows or cancels, as it was sent; None: it does neither."""
+    for _ in range(MOST_DECODINGS):
+        path = unquote(path)
+    steps = [step for step in path.split("/") if step]
+    is_of_one = len(steps) > 1 and steps[0].lower() == "responses"
+    return steps[1] if is_of_one and "/".join(steps[2:]).lower() in ("", "cancel") else None
 
 
 def _runs_on(call: Call) -> bool:

@@ -170,6 +170,20 @@ async def test_a_repair_takes_the_place_of_the_text_and_all_that_was_used_is_tol
         assert line.gate.in_flight == 0
 
 
+async def test_an_answer_that_breaks_its_schema_costs_no_more() -> None:
+    """Where its usage is absurd; nor does the next one, nor do both together in what is told of the call."""
+    body = b'{"model":"m","max_tokens":100,"messages":[{"role":"user","content":"%b"}]}' % (b"x" * 400)
+    stage = bench_of(whole(answer(BAD, used=(2**31, 2**31))), whole(answer(GOOD, used=(100, 16_000_000))))
+
+    await stage.serve(output=replace(RULE, retry=1), body=body, max_tokens=100)
+
+    assert stage.account.retries_usd == pytest.approx(107 * 2e-6 + 5 * 8e-6)
+    assert stage.account.estimated_retries_usd == stage.account.retries_usd
+    assert stage.account.cost_usd == pytest.approx(100 * 2e-6 + 3 * 8e-6)
+    assert stage.account.call.usage is not None
+    assert stage.account.call.usage.output == 5 + 3
+
+
 async def test_a_repair_asks_for_itself_whatever_was_made_of_its_call() -> None:
     """The targets that cannot express the call are not the repair's."""
     bench = bench_of(whole(answer(BAD)), repairs=[whole(answer(GOOD))])
