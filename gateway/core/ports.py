@@ -18,6 +18,19 @@ from gateway.core.types import Kept, StoreBounds
 T = TypeVar("T")
 Later: TypeAlias = T | asyncio.Future[T]
 """A store's answer: the value itself where the store is this process's own memory, else a future of the running loop."""
+STORE_S = 2.0
+"""No call waits longer for a store, in seconds."""
+
+
+async def result_or_default(answer: Later[T], otherwise: T) -> T:
+    """Returns a store's answer, or `otherwise` if there is none in time."""
+    if not isinstance(answer, asyncio.Future):
+        return answer
+    if not answer.done():
+        await asyncio.wait((answer,), timeout=STORE_S)
+        if not answer.done():
+            return otherwise
+    return answer.result()
 
 
 class Meter(Protocol):

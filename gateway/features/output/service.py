@@ -48,6 +48,7 @@ from gateway.core.retry import Attempt, TryLater
 from gateway.core.snapshot import Target
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.conversion import as_stream, as_whole
+from gateway.dialects.last_word import is_last_word
 from gateway.features.output.judging import (
     MOST_BODY,
     HeldStream,
@@ -74,7 +75,6 @@ from gateway.features.output.rules import (
 )
 from gateway.features.output.schema import OutputSchema
 from gateway.features.reuse.layers import wants_usage
-from gateway.features.reuse.single_flight import is_last_word
 
 LONGEST_CHECK_S = 10.0
 """Seconds of waiting for a turn and of the check itself, together."""

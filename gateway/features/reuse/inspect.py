@@ -18,10 +18,10 @@ from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.metrics import Counts, Levels, MetricTable
-from gateway.core.ports import Store
+from gateway.core.ports import Store, result_or_default
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint, Kept
-from gateway.features.reuse.layers import ReusePlan, in_form, mark_served_from, plan_reuse, result_or_default
+from gateway.features.reuse.layers import ReusePlan, in_form, mark_served_from, plan_reuse
 from gateway.features.reuse.rules import CACHING, ExactRule
 from gateway.features.reuse.service import Replays
 

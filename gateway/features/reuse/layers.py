@@ -16,14 +16,14 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gateway.core.call import INVALID_ANSWER, VARIANT, CacheOutcome, Call, Reply, deciding_attempt
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import KeyInUse, KeyReused
 from gateway.core.ledger import answer_headers
 from gateway.core.openai.sse import split_events
-from gateway.core.ports import Claim, Later, Store
+from gateway.core.ports import STORE_S, Claim, Later, Store, result_or_default
 from gateway.core.types import ErrorClass, Kept
 from gateway.dialects.conversion import as_stream, as_whole, ends_well, with_usage, without_usage
 from gateway.features.reuse.keys import (
@@ -142,12 +142,7 @@ def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
     return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)
 
 
-# --- claims of records, renewed while their holder works, and the longest wait for a store ---
-
-T = TypeVar("T")
-
-STORE_S = 2.0
-"""No call waits longer for a store, in seconds."""
+# --- claims of records, renewed while their holder works ---
 
 
 class RecordClaim:
@@ -197,17 +192,6 @@ async def claimed(store: Store, plan: ReusePlan) -> Claim:
 def _give_back(store: Store, record: bytes, claim: Claim) -> None:
     if claim.fence:
         store.records.release(record, claim.fence)
-
-
-async def result_or_default(answer: Later[T], otherwise: T) -> T:
-    """Returns a store's answer, or `otherwise` if there is none in time."""
-    if not isinstance(answer, asyncio.Future):
-        return answer
-    if not answer.done():
-        await asyncio.wait((answer,), timeout=STORE_S)
-        if not answer.done():
-            return otherwise
-    return answer.result()
 
 
 # --- the layers ---

@@ -36,6 +36,7 @@ from gateway.core.openai import sse
 from gateway.core.ports import Store
 from gateway.core.relay import StreamBroken
 from gateway.dialects.conversion import last_response
+from gateway.dialects.last_word import LastWord
 from gateway.features.reuse.keys import ANYTHING
 from gateway.features.reuse.layers import (
     LONGEST_POLL_S,
@@ -48,7 +49,7 @@ from gateway.features.reuse.layers import (
     is_terminal,
 )
 from gateway.features.reuse.rules import CACHING
-from gateway.features.reuse.single_flight import LastWord, SharedAnswer, SingleFlight
+from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight
 from gateway.features.runs.rules import StepRequest
 from gateway.features.runs.step import (
     KEPT_STEP,

@@ -22,7 +22,6 @@ from gateway.core.types import LANES, Skip
 from tests.core.admission.test_admission import QUOTA, headers, pass_time, slow_down, start
 from tests.core.test_hedge import Track
 from tests.core.test_suspects import calls, silence
-from tests.features.grouping.test_grouped_calls import Stage, play
 from tests.support.flow import Bench, ScriptedUpstream, failed, streamed, whole
 from tests.support.outage import City, Provider, answers
 from tests.support.targets import target_named
@@ -259,15 +258,6 @@ def test_a_call_that_moves_names_whom_it_went_past() -> None:
         await city.settle()
 
     run(story)
-
-
-def test_a_group_tells_each_of_its_calls() -> None:
-    async def story(stage: Stage) -> None:
-        stage.bench.admission.health.force("p0/m", "drained")
-        await asyncio.gather(stage.ask("a"), stage.ask("b"), return_exceptions=True)
-        assert [one.call.skips for one in stage.bench.meter.accounts] == [{"p0/m": Skip("p0/m", "drained", 0)}] * 2
-
-    play(story, breaker=IMPATIENT)
 
 
 async def test_a_metric_counts_them() -> None:

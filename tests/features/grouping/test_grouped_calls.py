@@ -15,9 +15,10 @@ import pytest
 from gateway.core.balancing import Retries
 from gateway.core.call import Call, Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, KeyRateLimited, NoTargetAvailable, WaitTooLong
+from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Rates, with_settings
-from gateway.core.types import ErrorClass, Outgoing, Phase, UpstreamFailed
+from gateway.core.types import LANES, ErrorClass, Outgoing, Phase, Skip, UpstreamFailed
 from gateway.dialects.endpoints import EMBEDDINGS, MODERATIONS
 from gateway.features.grouping.rules import GROUPING, GroupRules
 from gateway.features.grouping.service import GROUP
@@ -431,3 +432,14 @@ def test_a_group_is_counted_once_and_so_is_each_of_its_calls() -> None:
         assert dict(metrics.grouped_calls.totals) == {("m",): 5}
 
     play(story)
+
+
+def test_each_of_its_calls_says_which_targets_a_group_went_past() -> None:
+    """As if it had gone alone."""
+
+    async def story(stage: Stage) -> None:
+        stage.bench.admission.health.force("p0/m", "drained")
+        await asyncio.gather(stage.ask("a"), stage.ask("b"), return_exceptions=True)
+        assert [one.call.skips for one in stage.bench.meter.accounts] == [{"p0/m": Skip("p0/m", "drained", 0)}] * 2
+
+    play(story, breaker=BreakerRules(hold_for_s=dict.fromkeys(LANES, 0.0)))
