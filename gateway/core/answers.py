@@ -24,7 +24,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import estimated_usage, media_usage
 from gateway.core.openai import json_edit
 from gateway.core.openai.bodies import LARGE_BYTES, BodyEdits, edited
-from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
+from gateway.core.openai.headers import ACCOUNTS, ALL_REQUEST_IDS, REQUEST_IDS
 from gateway.core.openai.json_edit import find_fields, insert_field, remove_fields
 from gateway.core.openai.media import read_media_answer
 from gateway.core.openai.sse import (
@@ -54,7 +54,6 @@ from gateway.core.types import (
     Spliced,
     UpstreamFailed,
 )
-from gateway.features.reuse.keys import ACCOUNTS
 
 WHOLE_LIMIT = 16_000_000
 """A JSON answer beyond this many bytes is relayed instead of being read whole."""
@@ -292,6 +291,12 @@ def _named(body: bytes, model: str) -> bytes:
     if json_edit.find_fields(body, "model"):  # null
         return json_edit.with_model(body, model)
     return json_edit.insert_field(body, "model", orjson.dumps(model))
+
+
+def wants_usage(call: Call) -> bool:
+    """Returns whether the client asks for usage in its stream."""
+    options = call.stream_options
+    return isinstance(options, dict) and options.get("include_usage") is True
 
 
 def adds_usage(call: Call) -> bool:

@@ -401,8 +401,9 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
 
 def _has_other_answer(call: Call) -> bool:
     """Whether the client can be given something though nobody serves the call: a stale answer, or one against its schema."""
-    is_stale_there = call.replay is not None and call.replay.stale is not None
-    return is_stale_there or any(one.phase is Phase.ANSWERED and (one.status or 0) < 400 for one in call.attempts)
+    if call.has_fallback_answer:
+        return True
+    return any(one.phase is Phase.ANSWERED and (one.status or 0) < 400 for one in call.attempts)
 
 
 def _was_served_since(call: Call, last: Attempt, answers: int) -> bool:

@@ -21,7 +21,7 @@ from gateway.core.openai.bodies import Large
 from gateway.core.retry import Attempt
 from gateway.core.retry_budgets import Reserved
 from gateway.core.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types import Clocks, Endpoint, ErrorClass, Kept, Lane, RawHeaders, Skips, Usage
+from gateway.core.types import Clocks, Endpoint, ErrorClass, Lane, RawHeaders, Skips, Usage
 
 T = TypeVar("T")
 
@@ -81,36 +81,6 @@ class QueuePlace(Protocol):
     def eta_s(self, now: float) -> float:
         """Seconds until its turn comes, as far as it is known."""
         ...
-
-
-@dataclass(slots=True)
-class CacheOutcome:
-    """How a call was, or was not, spared its provider."""
-
-    result: str = "miss"
-    """For `x-gateway-cache`: `miss`, `hit`, `semantic`, `coalesced`, `stale` or `bypass`."""
-    layer: str = ""
-    """Who answered: `idempotency`, `single_flight`, `exact` or `semantic`; empty: a provider."""
-    key: bytes = b""
-    """The exact key, 32 bytes; empty: not computed."""
-    source: str = ""
-    """The id of the call that was answered first."""
-    target: str = ""
-    """Who answered that one."""
-    attempts: str = ""
-    """How that one was answered, where that was a moment ago."""
-    stale: Kept | None = None
-    """The answer that can be given when nobody can answer better."""
-    age_s: float | None = None
-    fresh_s: float | None = None
-    """How long it may still be kept by others; negative: not at all."""
-    similarity: float | None = None
-    saved: Usage | None = None
-    saved_usd: float | None = None
-    tried: list[tuple[str, str]] = field(default_factory=list)
-    """The result of each layer, in the order of the look-ups: (layer, result)."""
-    why: list[str] = field(default_factory=list)
-    """The reasons in words, for `gateway cache why`."""
 
 
 @dataclass(slots=True)
@@ -191,12 +161,8 @@ class Call:
     """Its account is closed; it is closed once."""
     sdk_retry: int = 0
     """How often its SDK has sent it before."""
-    idempotency_key: bytes | None = None
-    """As the client sent it, without quotes."""
-    cache_control: bytes | None = None
-    """The header as the client sent it."""
-    replay: CacheOutcome | None = None
-    """The outcome of the look for a kept answer; None: nothing is kept of it, and it shares nothing."""
+    has_fallback_answer: bool = False
+    """A feature has an answer for it in case that nobody serves it."""
     usage: Usage | None = None
     """The usage, once it is settled."""
     followers: int = 0
@@ -358,6 +324,8 @@ class CallFeature:
     """
 
     __slots__ = ()
+    absent_headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Of a product: the headers of calls for which it has no feature."""
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Reads what the request asks of this feature; `headers` are those of the client, by lower-case name."""
@@ -400,6 +368,8 @@ class CallProduct(Protocol):
 
     options: frozenset[bytes]
     """The request headers, in lower case, by which a single call asks for the product."""
+    absent_headers: tuple[tuple[bytes, bytes], ...]
+    """The headers of the answers to calls for which it has no feature."""
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns its feature for calls of this route that bring the headers `asked`; None: it does nothing for them."""
@@ -416,9 +386,13 @@ class Hooks:
     relay: tuple[Callable[[Call, Stream, Chunks], Chunks], ...] = ()
     headers: tuple[Callable[[Call, Headers], None], ...] = ()
     closed: tuple[Callable[[CallRecord], Mapping[str, object] | None], ...] = ()
+    fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers that all answers and errors of the route have."""
 
 
-def compile_hooks(features: Sequence[CallFeature], serve: Serve, open: Open) -> Hooks:
+def compile_hooks(
+    features: Sequence[CallFeature], serve: Serve, open: Open, fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> Hooks:
     """Returns the hooks of a route with these features, the outermost first, around the pipeline's own `serve` and `open`."""
     for feature in reversed(features):
         if _overrides(feature, "serve"):
@@ -434,12 +408,24 @@ def compile_hooks(features: Sequence[CallFeature], serve: Serve, open: Open) -> 
         relay=tuple(one.relay for one in reversed(features) if _overrides(one, "relay")),
         headers=tuple(one.headers for one in features if _overrides(one, "headers")),
         closed=tuple(one.closed for one in features if _overrides(one, "closed")),
+        fixed_headers=fixed_headers,
     )
 
 
-def features_of(products: Iterable[CallProduct], facts: RouteFacts, asked: frozenset[bytes]) -> list[CallFeature]:
-    """Returns the features that the products, the outermost first, have for a route and the options that a call asks for."""
-    return [feature for product in products if (feature := product.for_route(facts, asked)) is not None]
+def features_of(
+    products: Iterable[CallProduct], facts: RouteFacts, asked: frozenset[bytes]
+) -> tuple[list[CallFeature], tuple[tuple[bytes, bytes], ...]]:
+    """Returns the features that the products, the outermost first, have for a route and the options that a call asks for; and
+    the headers of those that have none."""
+    features: list[CallFeature] = []
+    absent_headers: Headers = []
+    for product in products:
+        feature = product.for_route(facts, asked)
+        if feature is None:
+            absent_headers += product.absent_headers
+        else:
+            features.append(feature)
+    return features, tuple(absent_headers)
 
 
 def _overrides(feature: CallFeature, hook: str) -> bool:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from gateway.core.answers import wants_usage
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import BodyTimeout, GatewayError, InternalError, ShuttingDown, drop_frames
@@ -35,7 +36,6 @@ from gateway.core.render import on_one_line
 from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint
 from gateway.core.waiting import KeepAlive, Shedding
-from gateway.features.reuse.layers import wants_usage
 
 # --- answers on their way out: whole, in parts, or as events of a stream whose head went while its call waited ---
 

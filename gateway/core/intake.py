@@ -571,6 +571,7 @@ class Intake:
         # The index holds one of each name, so it is shorter where a header came twice.
         if len(index) != len(cycle.headers):
             request_fields.refuse_doubles(cycle.headers)
+            request_fields.join_lists(index, cycle.headers)
         if has_options:
             # Before the checks below, whose refusals name the client's own id.
             sent_id = request_fields.request_id(index)
@@ -666,8 +667,6 @@ class Intake:
             if b"x-gateway-strict" in index:
                 call.model = request_fields.strictly(call.model, index)
             call.sdk_retry = request_fields.sdk_retry(index)
-            call.idempotency_key = request_fields.idempotency_key(index, endpoint)
-            call.cache_control = request_fields.cache_control(headers) if b"cache-control" in index else None
         if hooks is not None:
             for read in hooks.read:
                 read(call, index)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gateway.core.admission.gates import Gates
 from gateway.core.admission.planner import answers_of, estimate_of
-from gateway.core.call import CacheOutcome, Call, CallRecord, deciding_attempt
+from gateway.core.call import Call, CallRecord, deciding_attempt
 from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.health.target_health import CLIENT_GONE as CLIENT_GONE
@@ -585,22 +585,20 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
     `attempt` is the one that had the answer; None: the call's deciding one, if it made any.
     """
     own_id = call.id.encode()
-    replay = call.replay
     headers = [
-        (b"x-gateway-cache", b"bypass") if replay is None else (b"x-gateway-cache", replay.result.encode()),
         (b"x-gateway-queue-ms", b"%d" % (call.queue_s * 1000) if call.queue_s else b"0"),
         (b"x-gateway-overhead-ms", b"%.2f" % (overhead_s(call, now) * 1000)),
         (b"x-gateway-request-id", own_id),
     ]
     upstream_id = None
     attempts = call.attempts
-    if replay is not None:
-        _tell_source(headers, replay, is_served=not attempts)
     if call.denied is not None:
         headers.append((b"x-gateway-retry-denied", call.denied.encode()))
     hooks = call.hooks
-    for add_headers in () if hooks is None else hooks.headers:
-        add_headers(call, headers)
+    if hooks is not None:
+        headers += hooks.fixed_headers
+        for add_headers in hooks.headers:
+            add_headers(call, headers)
     last = deciding_attempt(call) if attempt is None else attempt
     if last is not None:
         cost_usd = last.cost_usd if len(attempts) == 1 else known_usd(attempts)
@@ -624,21 +622,6 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
     else:
         headers.append((b"x-request-id", upstream_id))
     return headers
-
-
-def _tell_source(headers: list[tuple[bytes, bytes]], replay: CacheOutcome, *, is_served: bool) -> None:
-    """Adds whose answer it is, where the call was spared a provider."""
-    if replay.key:
-        headers.append((b"x-gateway-cache-key", replay.key.hex().encode()))
-    if replay.layer:
-        headers.append((b"x-gateway-cache-source", replay.source.encode()))
-        # Where an attempt was made, `answer_headers` itself names its target.
-        if is_served and replay.target:
-            headers.append((b"x-gateway-target", replay.target.encode()))
-        if is_served and replay.attempts:
-            headers.append((b"x-gateway-attempts", replay.attempts.encode()))
-    if replay.similarity is not None:
-        headers.append((b"x-gateway-cache-similarity", b"%.4f" % replay.similarity))
 
 
 MOST_SHOWN = 200

@@ -107,7 +107,8 @@ class Pipeline:
 
     def hooks_of(self, facts: RouteFacts, asked: frozenset[bytes]) -> Hooks:
         """Returns the hooks for calls of this route that bring the headers `asked`."""
-        return compile_hooks(features_of(self.products, facts, asked), self.answer, self.attempts.open)
+        features, absent_headers = features_of(self.products, facts, asked)
+        return compile_hooks(features, self.answer, self.attempts.open, absent_headers)
 
     async def handle(self, call: Call) -> Reply:
         """Serves a call. Raises the GatewayError that the client gets instead of an answer; cancelling it stops the call.

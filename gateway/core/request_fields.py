@@ -144,8 +144,6 @@ SDK_MARGIN_S = 0.15
 
 _REQUEST_ID = _TENANT = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token68 of RFC 9110, 11.2
-_IDEMPOTENCY_KEY = re.compile(rb"""(?s:"((?:[ !#-\[\]-~]|\\["\\]){1,255})"|([!#-~][ -~]{0,254}))""")
-_ESCAPED = re.compile(rb"\\(.)")
 _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
@@ -156,11 +154,12 @@ _ONE_ONLY = frozenset(
 )
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
-    b"x-stainless-timeout x-server-timeout x-stainless-retry-count idempotency-key cache-control prefer "
+    b"x-stainless-timeout x-server-timeout x-stainless-retry-count prefer "
     b"x-gateway-strict".split()
 )
 """The core's own headers by which a call may ask for something or say something of itself; products have others. A request
 without any is an ordinary one."""
+_LISTS = frozenset((b"cache-control",))
 METADATA = b"metadata"
 """The field of a body that is looked at for products, as the option of a call that brings it."""
 
@@ -191,6 +190,12 @@ def refuse_doubles(headers: RawHeaders) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidRequest(f"The header '{twice.decode()}' occurs more than once; send it once.")
+
+
+def join_lists(index: dict[bytes, bytes], headers: RawHeaders) -> None:
+    """Puts all that a header says on several lines into its place in the index, where its lines make a list (RFC 9110, 5.3)."""
+    for name in _LISTS.intersection(index):
+        index[name] = b", ".join([value for one, value in headers if one == name])
 
 
 def request_id(index: dict[bytes, bytes]) -> str | None:
@@ -296,29 +301,6 @@ def sdk_retry(index: dict[bytes, bytes]) -> int:
     if count is None or count == b"0":
         return 0
     return int(count) if count.isdigit() and len(count) < 4 else 0
-
-
-def idempotency_key(index: dict[bytes, bytes], endpoint: Endpoint) -> bytes | None:
-    """The `Idempotency-Key`, quoted (a string of RFC 8941) or bare. Raises InvalidRequest for one that is none.
-
-    On paths that are passed through it is the provider's business.
-    """
-    sent = index.get(b"idempotency-key")
-    if sent is None or endpoint.request == "any":
-        return None
-    bare = _IDEMPOTENCY_KEY.fullmatch(sent.strip())
-    if bare is None:
-        raise InvalidRequest(
-            "The header 'Idempotency-Key' must have 1 to 255 printable ASCII characters, in double quotes or without.",
-            param="Idempotency-Key",
-            code="invalid_idempotency_key",
-        )
-    return bare[2] if bare[1] is None else _ESCAPED.sub(rb"\1", bare[1])
-
-
-def cache_control(headers: RawHeaders) -> bytes:
-    """All that `Cache-Control` says, on however many lines (RFC 9110, 5.3)."""
-    return b", ".join([value for name, value in headers if name == b"cache-control"])
 
 
 def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:

@@ -26,7 +26,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from gateway.core.call import CacheOutcome, Call, CallRecord, deciding_attempt
+from gateway.core.call import Call, CallRecord, deciding_attempt
 from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics, MetricTable
 from gateway.core.openai.usage import costs_nothing
@@ -352,7 +352,7 @@ class Telemetry(Collector):
             if isinstance(record, CallRecord):
                 self._calls.count(record)
                 call = record.call
-                if call.slots is not None or call.replay is not None:  # some product has had a part in it
+                if call.slots is not None:  # some product has had a part in it
                     self._count_products(record)
         if pending:
             self._log.put(pending)
@@ -553,7 +553,6 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         **_parts(usage),
         **_skipped(call),
         **({"lossy": [f"{gap.field}({gap.how})" for gap in last.gaps]} if last is not None and last.gaps else {}),
-        **_replay(call.replay),
         **(record.fields or {}),
     }
 
@@ -606,27 +605,6 @@ def _parts(usage: Usage | None) -> dict[str, float | str]:
     return {name: value for name, value in fields.items() if value}
 
 
-def _replay(replay: CacheOutcome | None) -> dict[str, Any]:
-    """How it was spared its provider, or not; neither the caller's idempotency key nor that of the answer."""
-    if replay is None:
-        return {}
-    saved = replay.saved
-    fields = {
-        "cache": replay.result,
-        "cache_layer": replay.layer or None,
-        "saved_tokens": saved.input + saved.output if saved else None,
-        "saved_usd": replay.saved_usd,
-        "age_s": _rounded(replay.age_s, 3),
-        "similarity": _rounded(replay.similarity, 4),
-        "source": replay.source or None,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _rounded(value: float | None, places: int) -> float | None:
-    return None if value is None else round(value, places)
-
-
 def _failure(attempt: Attempt) -> dict[str, str]:
     """What went wrong, how far it had come, and by which id the provider knows of it."""
     failure = {
@@ -662,7 +640,7 @@ class JsonLines:
             return self._any_line(at, record)
         call, usage = record.call, record.usage
         attempts = call.attempts
-        if len(attempts) != 1 or usage is None or record.retries_usd or call.denied or call.replay is not None:
+        if len(attempts) != 1 or usage is None or record.retries_usd or call.denied:
             return self._any_line(at, record)
         (attempt,) = attempts
         if attempt.error_class is not None or attempt.gaps or usage.cache_written or call.endpoint.tokens == "none":

@@ -15,6 +15,7 @@ from gateway.core.call import Call, CallRecord
 from gateway.core.retry import Attempt
 from gateway.core.telemetry import MOST_ATTEMPTS, CallLog
 from gateway.core.types import Phase, Usage, UsageParts
+from gateway.features.reuse.outcome import OUTCOME
 from tests.core.test_telemetry import record, spared
 from tests.rows import rows
 from tests.support.flow import Bench, ScriptedUpstream
@@ -90,8 +91,8 @@ def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
         line |= {name: number for part, name in PARTS.items() if (number := getattr(usage.parts, part))}
         if usage.tier:
             line["service_tier"] = usage.tier
-    if call.replay is not None:
-        replay = call.replay
+    replay = OUTCOME.find(call)
+    if replay is not None:
         told = {
             "cache": replay.result,
             "cache_layer": replay.layer or None,

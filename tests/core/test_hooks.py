@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 
-from gateway.core.call import Call, CallFeature, Opened, Reply, compile_hooks
+from gateway.core.call import Call, CallFeature, Opened, Reply, RouteFacts, compile_hooks, features_of
+from gateway.core.ledger import answer_headers
 from tests.support.flow import Bench, ScriptedUpstream
 
 
@@ -44,3 +46,24 @@ def test_a_route_without_features_has_no_hooks() -> None:
 
     assert (hooks.serve, hooks.open) == (unserved, unopened)
     assert (hooks.read, hooks.relay, hooks.headers, hooks.closed) == ((), (), (), ())
+
+
+class Absent(CallFeature):
+    """A product that has a feature for calls with a credential of their own only."""
+
+    options: frozenset[bytes] = frozenset()
+    absent_headers: tuple[tuple[bytes, bytes], ...] = ((b"x-gateway-absent", b"yes"),)
+
+    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+        return self if facts.has_own_credential else None
+
+
+def test_a_product_without_a_feature_for_a_route_says_so_in_its_answers() -> None:
+    """Where it has one that is the feature's to say."""
+    call = Bench([ScriptedUpstream()]).call()
+    facts = RouteFacts(call.policy, call.key, call.model, call.endpoint, has_own_credential=False)
+
+    for own, headers in ((False, [(b"x-gateway-absent", b"yes")]), (True, [])):
+        features, absent = features_of([Absent()], replace(facts, has_own_credential=own), frozenset())
+        call.hooks = compile_hooks(features, unserved, unopened, absent)
+        assert [one for one in answer_headers(call, 0.0) if one[0] == b"x-gateway-absent"] == headers

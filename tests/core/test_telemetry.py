@@ -13,12 +13,13 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.call import CacheOutcome, CallRecord
+from gateway.core.call import CallRecord
 from gateway.core.metrics import Counts, Distribution, Levels, Metrics, MetricTable
 from gateway.core.request_fields import OTHER
 from gateway.core.retry import Attempt
 from gateway.core.telemetry import QUEUED_BATCHES, CallCounter, CallLog, Telemetry
 from gateway.core.types import Phase, Usage, UsageParts
+from gateway.features.reuse.outcome import CacheOutcome, log_fields
 from tests.support.flow import Bench, ScriptedUpstream
 from tests.support.targets import target_named
 
@@ -260,7 +261,8 @@ def spared(**changes: object) -> CallRecord:
     call = Bench([ScriptedUpstream()]).call(
         replay=replay, idempotency_key=b"IDEMPOTENCY-CANARY", cache_control=b"CONTROL-CANARY"
     )
-    return record(call=call, usage=None, cost_usd=None, retries_usd=0.0, time_to_first_byte_s=None)
+    fields = log_fields(replay)
+    return record(call=call, usage=None, cost_usd=None, retries_usd=0.0, time_to_first_byte_s=None, fields=fields)
 
 
 def line_of(account: CallRecord) -> dict[str, object]:

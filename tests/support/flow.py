@@ -11,7 +11,7 @@ from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.balancing import BUILT_IN_RULES, Choice, Retries
-from gateway.core.call import Call, CallRecord, Reply
+from gateway.core.call import Call, CallRecord, Reply, Slot
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
@@ -33,10 +33,11 @@ from gateway.dialects.endpoints import CHAT as CHAT
 from gateway.dialects.endpoints import RESPONSES as RESPONSES
 from gateway.dialects.endpoints import SPEECH as SPEECH
 from gateway.drivers.opening import MemoryStore
-from gateway.features.grouping.service import GroupMetrics
-from gateway.features.output.service import OutputMetrics
+from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
+from gateway.features.grouping.service import GROUP_RULES, GroupMetrics
+from gateway.features.output.service import OutputMetrics, set_rule
+from gateway.features.reuse.outcome import CACHE_CONTROL, OUTCOME, SENT_KEY
 from gateway.features.reuse.rules import CACHING, Caching
-from gateway.features.runs.rules import RunPart
 from gateway.features.runs.step import PART
 from gateway.features.runs.table import RunTable
 
@@ -47,6 +48,13 @@ RATES = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
 BOUNDS = StoreBounds({"default": 10_000_000}, 10_000_000)
 ONCE = Retries(by_cost=(), by_class={name: replace(rule, attempts=1) for name, rule in BUILT_IN_RULES.items()})
 """No target is tried again by a call that has failed there."""
+SLOTS: dict[str, Slot[Any]] = {
+    "part": PART,
+    "replay": OUTCOME,
+    "idempotency_key": SENT_KEY,
+    "cache_control": CACHE_CONTROL,
+}
+"""The state of products that calls may be made with."""
 ERRORS = read_error_tables((), {}, []).of("")
 ANSWER = (
     b'{"id": "1", "choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}],'
@@ -309,7 +317,7 @@ class Bench:
     def call(self, **changes: object) -> Call:
         """A call to the model.
 
-        `output` is a rule for its answer, `part` the part of a run that it is, `group_most` how many inputs go together.
+        `output` is a rule for its answer, `group_most` how many inputs go together; what `SLOTS` names is put there.
         """
         rule: Any = changes.pop("output", None)
         most: Any = changes.pop("group_most", 0)
@@ -333,21 +341,15 @@ class Bench:
             "path": "/chat/completions",
             "tenant": "web",
         }
-        part = changes.pop("part", None)
+        state = {slot: changes.pop(name) for name, slot in SLOTS.items() if name in changes}
         call = Call(**(fields | changes))
         if rule is not None:
-            # The core's tests run without the product, too.
-            from gateway.features.output.service import set_rule
-
             set_rule(call, rule)
-        if isinstance(part, RunPart):
-            PART.put(call, part)
         if most:
-            # As above.
-            from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
-            from gateway.features.grouping.service import GROUP_RULES  # as above
-
             GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, most))
+        for slot, value in state.items():
+            if value is not None:
+                slot.put(call, value)
         return call
 
     async def serve(self, **changes: object) -> tuple[Reply, bytes]:

@@ -67,7 +67,8 @@ _LIMIT_PREFIXES = (b"x-ratelimit", b"x-rate-limit-", b"anthropic-ratelimit-", b"
 """The limits of the provider's account."""
 
 
-_ACCOUNT = frozenset((b"openai-organization", b"openai-project", b"anthropic-workspace-id"))
+ACCOUNTS = frozenset((b"openai-organization", b"openai-project", b"anthropic-workspace-id"))
+"""The headers that name a credential's account; they go upstream only with the caller's own credential."""
 
 
 def request_headers() -> AllowList:
@@ -85,7 +86,7 @@ def passthrough_request_headers() -> AllowList:
 
 def account_headers() -> AllowList:
     """Returns the list from client to provider that goes only with the client's own credential: it names its account."""
-    return AllowList(_ACCOUNT, ())
+    return AllowList(ACCOUNTS, ())
 
 
 def response_headers(*, limits: bool = True) -> AllowList:
@@ -93,10 +94,10 @@ def response_headers(*, limits: bool = True) -> AllowList:
 
     `limits` False: also without the limits of that account.
     """
-    return AllowList(_RESPONSE, (b"openai-", *(_LIMIT_PREFIXES if limits else ())), _ACCOUNT)
+    return AllowList(_RESPONSE, (b"openai-", *(_LIMIT_PREFIXES if limits else ())), ACCOUNTS)
 
 
 def passthrough_response_headers() -> AllowList:
     """Returns the list from provider to client on passthrough paths: also for files, redirects and conditional requests."""
     more = b"accept-ranges content-range content-language etag last-modified location x-content-type-options"
-    return AllowList(_RESPONSE | frozenset(more.split()), (b"openai-", *_LIMIT_PREFIXES), _ACCOUNT)
+    return AllowList(_RESPONSE | frozenset(more.split()), (b"openai-", *_LIMIT_PREFIXES), ACCOUNTS)

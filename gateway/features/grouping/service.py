@@ -146,8 +146,7 @@ class Group:
             attempts=[],
             key_cost=None,
             reserved=None,
-            idempotency_key=None,
-            replay=None,
+            has_fallback_answer=False,
             slots=None,
         )
         for call in calls:

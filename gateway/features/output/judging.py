@@ -245,7 +245,7 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         backoff_s=0.0,
         other_attempt=None,
         denied=None,
-        replay=None,
+        has_fallback_answer=False,
         reads=None,
         not_expressible=None,
         slots=None,

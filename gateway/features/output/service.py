@@ -18,7 +18,7 @@ import orjson
 
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.outcomes import CALLERS_DEADLINE
-from gateway.core.answers import AttemptDeadlines
+from gateway.core.answers import AttemptDeadlines, wants_usage
 from gateway.core.attempts import Attempts
 from gateway.core.call import (
     INVALID_ANSWER,
@@ -74,7 +74,6 @@ from gateway.features.output.rules import (
     with_texts,
 )
 from gateway.features.output.schema import OutputSchema
-from gateway.features.reuse.layers import wants_usage
 
 LONGEST_CHECK_S = 10.0
 """Seconds of waiting for a turn and of the check itself, together."""

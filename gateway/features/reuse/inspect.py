@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.core.call import CacheOutcome, Call, CallRecord
+from gateway.core.call import Call, CallRecord
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.metrics import Counts, Levels, MetricTable
@@ -22,6 +22,7 @@ from gateway.core.ports import Store, result_or_default
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint, Kept
 from gateway.features.reuse.layers import ReusePlan, in_form, mark_served_from, plan_reuse
+from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.rules import CACHING, ExactRule
 from gateway.features.reuse.service import Replays
 
@@ -60,7 +61,7 @@ class CacheInspector:
         """
         call = self._call(endpoint, body, tenant)
         plan = plan_reuse(call, recognises=self._replays.layers.semantic is not None)
-        replay = call.replay or CacheOutcome("bypass")
+        replay = OUTCOME.find(call) or CacheOutcome("bypass")
         if plan is None:
             replay.why.append(f"nothing is kept of such a request, nor shared: {_why_not(call)}")
             return replay
@@ -240,7 +241,7 @@ class Savings:
 
     def note(self, call: Call) -> None:
         """Counts a call that has ended; to be called once, and without effect if nothing of it may be stored or shared."""
-        replay = call.replay
+        replay = OUTCOME.find(call)
         if replay is None:
             return
         self._remember(call, replay)
@@ -338,7 +339,7 @@ class CacheMetrics(MetricTable):
 
     def count(self, record: CallRecord) -> None:
         """Counts what the layers have said of a call, and what it was spared."""
-        replay = record.call.replay
+        replay = OUTCOME.find(record.call)
         if replay is None:
             return
         for outcome in replay.tried:

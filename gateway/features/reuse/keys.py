@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from gateway.core.openai.bodies import MultipartError, boundary_of
+from gateway.core.openai.headers import ACCOUNTS
 from gateway.core.openai.json_edit import outside_strings
 from gateway.core.snapshot import Request
 from gateway.features.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
@@ -128,8 +129,6 @@ def _number(argument: bytes, unread: float) -> float:
 
 TELLING = (b"openai-", b"anthropic-")
 """The prefixes of headers that change the question: betas, versions, accounts."""
-ACCOUNTS = frozenset((b"openai-organization", b"openai-project", b"anthropic-workspace-id"))
-"""The headers among them that name a credential's account; they go upstream only with the caller's own credential."""
 
 _WHITE = b" \t\r\n"
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from gateway.core.call import INVALID_ANSWER, VARIANT, CacheOutcome, Call, Reply, deciding_attempt
+from gateway.core.answers import wants_usage
+from gateway.core.call import INVALID_ANSWER, VARIANT, Call, Reply, deciding_attempt
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import KeyInUse, KeyReused
 from gateway.core.ledger import answer_headers
@@ -41,6 +42,7 @@ from gateway.features.reuse.keys import (
     record_key,
     serves,
 )
+from gateway.features.reuse.outcome import CACHE_CONTROL, OUTCOME, SENT_KEY, CacheOutcome
 from gateway.features.reuse.rules import CACHING, CONVERTIBLE, Caching, applies, is_deterministic
 from gateway.features.reuse.single_flight import SharedAnswer
 from gateway.features.semantic.question import SemanticQuery, last_question
@@ -91,21 +93,24 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     parsed, caching = call.parsed, CACHING.of(call.model)
     if call.endpoint.request == "any":
         return None
-    asks_for_nothing = call.idempotency_key is None and call.cache_control is None
+    key = control = None
+    if call.slots is not None:
+        key, control = SENT_KEY.find(call), CACHE_CONTROL.find(call)
+    asks_for_nothing = key is None and control is None
     if asks_for_nothing and caching.exact.requests == "off" and not (recognises and caching.semantic is not None):
         # Only single flight is left, which the policy may exclude for this call, too.
         if parsed is None or caching.coalesce == "off":
             return None
         if caching.coalesce == "deterministic" and not is_deterministic(call.endpoint.name, parsed):
             return None
-    is_keyed = call.idempotency_key is not None and caching.keep_s > 0
+    is_keyed = key is not None and caching.keep_s > 0
     is_shared = is_kept = means = False
     if parsed is not None:
         name = call.endpoint.name
         is_shared = applies(caching.coalesce, name, parsed)
         is_kept = applies(caching.exact.requests, name, parsed)
         means = recognises and caching.semantic is not None and applies("always", name, parsed)
-    directives = ANYTHING if call.cache_control is None else read_directives(call.cache_control)
+    directives = ANYTHING if control is None else read_directives(control)
     if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
         return None
     plan = ReusePlan(caching, directives, call.body, is_kept=is_kept)
@@ -118,13 +123,12 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
             plan.semantic = _meaning(call, parsed)
         if is_shared and not plan.directives.no_cache:
             plan.flight = flight_key(call, parsed, plan.exact)
-    if is_keyed and call.idempotency_key is not None:
-        plan.record = record_key(call, call.idempotency_key)
+    if is_keyed and key is not None:
+        plan.record = record_key(call, key)
         plan.fingerprint = fingerprint(call)
     is_looked_up = is_kept or plan.semantic is not None
-    call.replay = CacheOutcome(
-        "miss" if is_keyed or is_looked_up else "bypass", key=plan.exact if is_looked_up else b""
-    )
+    result = "miss" if is_keyed or is_looked_up else "bypass"
+    OUTCOME.put(call, CacheOutcome(result, key=plan.exact if is_looked_up else b""))
     return plan
 
 
@@ -253,11 +257,11 @@ class ReuseLayers:
 
     def is_stale_better(self, call: Call, status: int) -> bool:
         """Returns whether a stale answer was set aside for the call that is better than an error with this status."""
-        return call.replay is not None and call.replay.stale is not None and status in NO_BETTER_ANSWER
+        return call.has_fallback_answer and status in NO_BETTER_ANSWER
 
     def stale_reply(self, call: Call, status: int) -> Reply | None:
         """Returns the stale answer that was set aside for the call, if it is better than an error with this status."""
-        replay = call.replay
+        replay = OUTCOME.find(call)
         if replay is None or replay.stale is None or status not in NO_BETTER_ANSWER:
             return None
         return self._replayed(call, replay.stale, "exact", "stale")
@@ -304,8 +308,8 @@ class ReuseLayers:
                 reply = self._replayed(call, kept, "exact", "hit")
                 if reply is not None:
                     return reply
-            elif call.replay is not None and fresh_s + rule.stale_if_error_s > 0:
-                call.replay.stale = kept
+            elif (replay := OUTCOME.find(call)) is not None and fresh_s + rule.stale_if_error_s > 0:
+                replay.stale, call.has_fallback_answer = kept, True
         note(call, "exact", "miss")
         return None
 
@@ -314,16 +318,17 @@ class ReuseLayers:
     async def _similar(self, call: Call, plan: ReusePlan, query: SemanticQuery) -> Reply | None:
         """Returns the answer to a question that means the same."""
         match = None if self.semantic is None else await self.semantic.find(call, query)
-        if match is not None and self.semantic is not None and call.replay is not None:
+        replay = OUTCOME.find(call)
+        if match is not None and self.semantic is not None and replay is not None:
             kept = await result_or_default(self._store.answers.get(match.key, plan.caching.name), None)
             if kept is None:
                 self.semantic.lost(match)
             elif self._is_young(plan, kept, query.rule.ttl_s):
-                call.replay.similarity, call.replay.key = match.similarity, match.key
+                replay.similarity, replay.key = match.similarity, match.key
                 reply = self._replayed(call, kept, "semantic", "semantic")
                 if reply is not None:
                     return reply
-                call.replay.similarity, call.replay.key = None, plan.exact
+                replay.similarity, replay.key = None, plan.exact
         note(call, "semantic", "miss")
         return None
 
@@ -357,7 +362,7 @@ class ReuseLayers:
 
     async def keep(self, call: Call, plan: ReusePlan, reply: Reply, body: bytes) -> None:
         """Stores a complete answer in each layer that may give it again."""
-        replay = call.replay
+        replay = OUTCOME.find(call)
         if replay is not None and replay.result == "stale":
             return
         if INVALID_ANSWER.find(call):
@@ -391,8 +396,9 @@ class ReuseLayers:
 
 def note(call: Call, layer: str, result: str) -> None:
     """Notes on the call what a layer had for it."""
-    if call.replay is not None:
-        call.replay.tried.append((layer, result))
+    replay = OUTCOME.find(call)
+    if replay is not None:
+        replay.tried.append((layer, result))
 
 
 def key_reused(call: Call) -> KeyReused:
@@ -462,7 +468,7 @@ def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
     Invariant: only complete answers are stored, an error only if it would be the same again.
     """
     last = deciding_attempt(call)
-    replay = call.replay or CacheOutcome()
+    replay = OUTCOME.find(call) or CacheOutcome()
     return Kept(
         status=reply.status,
         headers=[header for header in reply.shared if header[0] in OF_THE_ANSWER],
@@ -483,12 +489,6 @@ def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
         includes_usage=wants_usage(call),
         usage_event=call.usage_event,
     )
-
-
-def wants_usage(call: Call) -> bool:
-    """Returns whether the client asks for usage in its stream."""
-    options = call.stream_options
-    return isinstance(options, dict) and options.get("include_usage") is True
 
 
 def in_form(call: Call, kept: Kept) -> bytes | None:
@@ -560,7 +560,7 @@ def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
     else:
         headers = [header for header in kept.headers if header[0] != b"content-type"]
         headers.append(EVENT_STREAM if call.stream else JSON)
-    replay = call.replay
+    replay = OUTCOME.find(call)
     if replay is not None and replay.layer == "idempotency":
         headers.append(IDEMPOTENT)
     elif replay is not None and replay.age_s is not None:
@@ -570,7 +570,7 @@ def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
 
 def mark_served_from(call: Call, kept: Kept, layer: str, result: str, wall: float) -> None:
     """Notes on the call that it gets this stored answer."""
-    replay = call.replay = call.replay or CacheOutcome()
+    replay = OUTCOME.find(call) or OUTCOME.put(call, CacheOutcome())
     replay.layer, replay.result = layer, result
     replay.source, replay.target = kept.source, kept.target
     replay.age_s = max(0.0, wall - kept.stored_at)

@@ -12,16 +12,36 @@ a store in trouble makes calls dearer, and never fails one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
-from gateway.core.call import Call, CallFeature, CallRecord, ErrorAnswer, Open, Opened, Reply, RouteFacts, Serve
+from gateway.core.call import (
+    Call,
+    CallFeature,
+    CallRecord,
+    ErrorAnswer,
+    Headers,
+    Open,
+    Opened,
+    Reply,
+    RouteFacts,
+    Serve,
+)
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, NotCached
 from gateway.core.ledger import Accounts
 from gateway.core.ports import Store
 from gateway.core.types import LANES
 from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note, plan_reuse
-from gateway.features.reuse.rules import CACHING
+from gateway.features.reuse.outcome import (
+    BYPASS,
+    CACHE_CONTROL,
+    OUTCOME,
+    SENT_KEY,
+    log_fields,
+    outcome_headers,
+    read_idempotency_key,
+)
+from gateway.features.reuse.rules import CACHING, applies
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, room_of
 
 
@@ -33,19 +53,52 @@ class StaleIsBetter(GatewayError):
         self.status = status
 
 
-class Replays(CallFeature):
+class OutcomeTrail(CallFeature):
+    """Shows in headers and call log how a call was spared its provider, or not."""
+
+    __slots__ = ("_note",)
+
+    def __init__(self, note: Callable[[Call], None]) -> None:
+        """`note` is called with each call that has ended and may have been spared its provider."""
+        self._note = note
+
+    def headers(self, call: Call, headers: Headers) -> None:
+        """Appends what came of the look for a stored answer, and whose answer it is."""
+        # Of most calls nothing is stored or shared, and no feature has put anything on them.
+        outcome = None if call.slots is None else OUTCOME.find(call)
+        if outcome is None:
+            headers.append(BYPASS)
+        else:
+            headers += outcome_headers(outcome, is_served=bool(call.attempts))
+
+    def closed(self, record: CallRecord) -> Mapping[str, object] | None:
+        """Counts what the call was spared; returns that for the call log."""
+        if record.call.slots is None:
+            return None
+        outcome = OUTCOME.find(record.call)
+        if outcome is None:
+            return None
+        self._note(record.call)
+        return log_fields(outcome)
+
+
+class Replays(OutcomeTrail):
     """Serves calls whose answer may be reused. One per process."""
 
-    __slots__ = ("_accounts", "_clock", "_note", "_store", "layers", "single_flight")
+    __slots__ = ("_accounts", "_clock", "_equal", "_requested", "_store", "_trail", "layers", "single_flight")
 
     options: frozenset[bytes] = frozenset((b"idempotency-key", b"cache-control"))
+    absent_headers: tuple[tuple[bytes, bytes], ...] = (BYPASS,)
 
     def __init__(self, clock: Clock, accounts: Accounts, store: Store, note: Callable[[Call], None]) -> None:
         """`note` is called with each call that has ended and may have been spared its provider."""
+        super().__init__(note)
         self._clock = clock
         self._accounts = accounts
         self._store = store
-        self._note = note
+        self._trail = OutcomeTrail(note)
+        self._requested = RequestedReplays(self, note)
+        self._equal = EqualCalls(self, note)
         self.layers = ReuseLayers(clock, store)
         self.single_flight = SingleFlight(clock, accounts)
 
@@ -62,11 +115,16 @@ class Replays(CallFeature):
 
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where the cache rules of the model, or the call, have answers reused."""
-        if facts.endpoint.request == "any":
-            return None
-        caching = CACHING.of(facts.model)
-        is_ruled = caching.coalesce != "off" or caching.exact.requests != "off" or caching.semantic is not None
-        return self if is_ruled or not asked.isdisjoint(self.options) else None
+        if facts.endpoint.request != "any":
+            if not asked.isdisjoint(self.options):
+                return self._requested
+            caching = CACHING.of(facts.model)
+            if caching.exact.requests != "off" or caching.semantic is not None:
+                return self
+            if caching.coalesce != "off":
+                return self._equal
+        # Another product that the call asks for may spare it its provider.
+        return self._trail if asked else None
 
     def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
         """Returns the reply to the call, from its provider or not."""
@@ -79,11 +137,6 @@ class Replays(CallFeature):
         if isinstance(opened, ErrorAnswer) and self.layers.is_stale_better(call, opened.status):
             raise StaleIsBetter(opened.status)
         return opened
-
-    def closed(self, record: CallRecord) -> None:
-        """Counts what the call has spared."""
-        if record.call.replay is not None:
-            self._note(record.call)
 
     async def _answer(self, call: Call, next: Serve) -> Reply:
         """Returns the provider's answer, or a stale one in place of an error."""
@@ -206,3 +259,44 @@ class Replays(CallFeature):
             await self.layers.keep(own.call, plan, reply, body)
 
         await self.single_flight.carry(own, reply, keep, is_recorded=plan.fence > 0)
+
+
+class RequestedReplays(OutcomeTrail):
+    """`Replays` for calls that say by their headers what may be reused."""
+
+    __slots__ = ("_replays",)
+
+    def __init__(self, replays: Replays, note: Callable[[Call], None]) -> None:
+        super().__init__(note)
+        self._replays = replays
+
+    def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Notes what the headers say. Raises InvalidRequest for an `Idempotency-Key` that is none."""
+        key, control = read_idempotency_key(headers, call.endpoint), headers.get(b"cache-control")
+        if key is not None:
+            SENT_KEY.put(call, key)
+        if control is not None:
+            CACHE_CONTROL.put(call, control)
+
+    def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
+        return self._replays.serve(call, next)
+
+    def open(self, call: Call, next: Open) -> Awaitable[Opened]:
+        return self._replays.open(call, next)
+
+
+class EqualCalls(OutcomeTrail):
+    """`Replays` on routes where nothing is stored: only equal calls that are under way at the same time share an answer."""
+
+    __slots__ = ("_replays",)
+
+    def __init__(self, replays: Replays, note: Callable[[Call], None]) -> None:
+        super().__init__(note)
+        self._replays = replays
+
+    def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
+        """Returns the reply to the call, which may be that to an equal one."""
+        parsed = call.parsed
+        if parsed is None or not applies(CACHING.of(call.model).coalesce, call.endpoint.name, parsed):
+            return next(call)
+        return self._replays.serve(call, next)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
-from gateway.core.call import CacheOutcome, Call, Reply, deciding_attempt
+from gateway.core.call import Call, Reply, deciding_attempt
 from gateway.core.clock import Clock
 from gateway.core.errors import (
     BudgetExceeded,
@@ -29,6 +29,7 @@ from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answe
 from gateway.core.relay import StreamBroken
 from gateway.core.retry import shown
 from gateway.dialects.last_word import LastWord
+from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.rules import Caching
 
 # --- one answer in the making for any number of readers ---
@@ -489,22 +490,22 @@ def _is_others(error: GatewayError, leader: Call, call: Call) -> bool:
 
 def follow(call: Call, leader: Call) -> None:
     """Notes on the call that it shares the leader's answer."""
-    replay = call.replay = call.replay or CacheOutcome()
-    is_stale = leader.replay is not None and leader.replay.result == "stale"
+    replay, leaders = OUTCOME.find(call) or OUTCOME.put(call, CacheOutcome()), OUTCOME.find(leader)
+    is_stale = leaders is not None and leaders.result == "stale"
     replay.result, replay.layer = "stale" if is_stale else "coalesced", "single_flight"
     replay.source = leader.id
     last = deciding_attempt(leader)
-    replay.target = last.target.name if last is not None else leader.replay.target if leader.replay else ""
+    replay.target = last.target.name if last is not None else leaders.target if leaders else ""
     replay.attempts = shown(leader.attempts, skips=leader.skips)
     replay.tried.append(("single_flight", "hit"))
 
 
 def count_saved(call: Call, leader: Call) -> None:
     """Notes on the follower what the answer would have cost again; to be called when the answer has ended."""
-    replay = call.replay
+    replay, leaders = OUTCOME.find(call), OUTCOME.find(leader)
     if replay is None or replay.layer != "single_flight":
         return
-    spared = leader.replay if leader.replay is not None and leader.replay.saved is not None else None
+    spared = leaders if leaders is not None and leaders.saved is not None else None
     last = deciding_attempt(leader)
     replay.saved = leader.usage if spared is None else spared.saved
     replay.saved_usd = spared.saved_usd if spared is not None else last.cost_usd if last is not None else None

@@ -16,6 +16,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from gateway.core.call import Call
+from gateway.features.reuse.outcome import OUTCOME
 from gateway.features.runs.rules import (
     LastWrite,
     RunChange,
@@ -140,7 +141,7 @@ class ActiveRun:
             tally.attempts += 1
             if attempt.error_class is not None:
                 tally.bad_attempts += 1
-        usage, replay = call.usage, call.replay
+        usage, replay = call.usage, OUTCOME.find(call)
         if replay is not None and replay.layer:
             tally.cached += 1
             tally.replayed += replay.layer == KEPT_STEP

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gateway.core.call import CallRecord
 from gateway.core.metrics import RUN_SECONDS, USD, Counts, Distribution, Labels, Levels, MetricTable
+from gateway.features.reuse.outcome import OUTCOME
 from gateway.features.runs.rules import OTHER, PER_USD, RunOutcome, RunRecord
 from gateway.features.runs.step import PART
 
@@ -64,7 +65,7 @@ class RunCounter(MetricTable):
 
     def count(self, record: CallRecord) -> None:
         """Counts a call that is a part of a workflow or a run."""
-        call, part = record.call, PART.find(record.call)
+        part = PART.find(record.call)
         if part is None:
             return
         labels, is_ok = part.labels, record.outcome == "ok"
@@ -76,8 +77,9 @@ class RunCounter(MetricTable):
         self.success.totals[GOOD_TASK if is_ok else BAD_TASK] += 1
         if record.cost_usd:
             self.workflow_cost.totals[labels] += record.cost_usd
-        if call.replay is not None and call.replay.saved_usd:
-            self.workflow_saved.totals[labels[:1]] += call.replay.saved_usd
+        outcome = OUTCOME.find(record.call)
+        if outcome is not None and outcome.saved_usd:
+            self.workflow_saved.totals[labels[:1]] += outcome.saved_usd
         if labels[1] == OTHER:
             # Hashes of names are remembered, not the names: they are callers' own, and may be many.
             name = ("", part.workflow) if labels[0] == OTHER else (part.workflow, part.task)

@@ -21,7 +21,6 @@ from functools import partial
 
 from gateway.core.call import (
     INVALID_ANSWER,
-    CacheOutcome,
     Call,
     CallFeature,
     Reply,
@@ -48,6 +47,7 @@ from gateway.features.reuse.layers import (
     is_stream,
     is_terminal,
 )
+from gateway.features.reuse.outcome import OUTCOME, SENT_KEY, CacheOutcome
 from gateway.features.reuse.rules import CACHING
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight
 from gateway.features.runs.rules import StepRequest
@@ -104,7 +104,7 @@ class StepCalls(CallFeature):
             raise not_a_step("a pipeline", "model")
         if part is not None:
             part.step, part.is_durable = step, True
-        call.idempotency_key = None  # the step says what is the same
+        SENT_KEY.drop(call)  # the step says what is the same
 
     def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
         """Returns the reply to the call, which may be that of a step."""
@@ -234,7 +234,7 @@ class StepCalls(CallFeature):
         about = kept.about
         if about.fingerprint != fingerprint:
             raise _changed(ask)
-        call.replay = CacheOutcome(
+        outcome = CacheOutcome(
             "hit",
             KEPT_STEP,
             source=about.source,
@@ -244,6 +244,7 @@ class StepCalls(CallFeature):
             saved_usd=about.cost_usd,
             tried=[(KEPT_STEP, "hit")],
         )
+        OUTCOME.put(call, outcome)
         self._accounts.settle(call, about.status, about.outcome)
         shared = list(about.headers)
         headers = [*shared, *answer_headers(call, self._clock.monotonic()), REPLAYED, FREE]
@@ -493,7 +494,7 @@ def is_kept(call: Call, reply: Reply, body: bytes) -> bool:
 def stored_step(call: Call, ask: StepRequest, fingerprint: bytes, reply: Reply, body: bytes, wall: float) -> StoredStep:
     """Returns an answer as it is kept; it came at `wall`."""
     last = deciding_attempt(call)
-    replay = call.replay
+    replay = OUTCOME.find(call)
     is_cached = replay is not None and bool(replay.layer)
     about = StepAbout(
         tenant=call.tenant,

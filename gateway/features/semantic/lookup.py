@@ -19,6 +19,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.ports import VectorRow, Vectors
 from gateway.features.reuse.keys import digest
+from gateway.features.reuse.outcome import OUTCOME
 from gateway.features.reuse.rules import SemanticRule
 from gateway.features.semantic.guards import Facts, objection
 from gateway.features.semantic.question import MOST_CHARS, Embedder, Index, Near, Neighbourhood, SemanticQuery
@@ -232,5 +233,6 @@ def _neighbour(facts: Facts, near: Near) -> Neighbour:
 
 
 def _note(call: Call, words: str) -> None:
-    if call.replay is not None:
-        call.replay.why.append(words)
+    outcome = OUTCOME.find(call)
+    if outcome is not None:
+        outcome.why.append(words)

@@ -34,6 +34,7 @@ from gateway.core.snapshot import Policies
 from gateway.core.types import LANES, Lane
 from gateway.dialects.endpoints import CHAT, WORK
 from gateway.features.ownership.service import Page, read_page
+from gateway.features.reuse.outcome import read_idempotency_key
 from gateway.products.batches import output
 from gateway.products.batches.output import batch_object, read_batch_request
 from gateway.products.batches.service import BatchOwner, BatchService
@@ -249,7 +250,7 @@ class BatchRoutes:
             tenant,
             max(lane, _HIGHEST, key=LANES.index),
             brought_credential=credential is not None,
-            idempotency_key=request_fields.idempotency_key(index, CHAT),
+            idempotency_key=read_idempotency_key(index, CHAT),
             webhook=webhook,
         )
         body = await read_bytes(request, self._policies.current.server, MOST_BODY_BYTES)

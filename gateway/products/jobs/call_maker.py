@@ -22,6 +22,7 @@ from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
 from gateway.features.grouping.service import GROUP_RULES
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.output.service import set_rule
+from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
 from gateway.features.runs.step import PART, part_of
 from gateway.products.jobs.calls import STRICT, StoredRequest
@@ -97,7 +98,6 @@ class CallMaker:
             thinks=peeked.thinks,
             parsed=peeked.parsed,
             large=peeked.large,
-            idempotency_key=request.idempotency_key,
         )
         rule = self._own_rule(request, plan)
         if rule is not None:
@@ -106,6 +106,8 @@ class CallMaker:
             PART.put(call, part)
         if request.group_most:
             GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, request.group_most))
+        if request.idempotency_key is not None:
+            SENT_KEY.put(call, request.idempotency_key)
         return call
 
     def _own_rule(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:

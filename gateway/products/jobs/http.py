@@ -19,6 +19,7 @@ from gateway.core.openai.headers import request_headers
 from gateway.core.request_fields import LargeBodies
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Lane, Server
+from gateway.features.reuse.outcome import SENT_KEY, read_idempotency_key
 from gateway.features.runs.step import run_words
 from gateway.products.jobs.answers_http import (
     POLL_AFTER_S,
@@ -104,7 +105,9 @@ class JobRoutes:
         )
         call = await self._make_call(stored)
         call.credential = credential
-        call.idempotency_key = request_fields.idempotency_key(index, call.endpoint)
+        sent_key = read_idempotency_key(index, call.endpoint)
+        if sent_key is not None:
+            SENT_KEY.put(call, sent_key)
         accepted = await self._jobs.accept(call, options)
         response = _to_be_polled(accepted.job, 202 if accepted.is_new else 200)
         if accepted.debounced:

@@ -17,6 +17,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.ledger import Accounts
 from gateway.features.reuse.layers import IDEMPOTENT
+from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.runs.step import PART
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.metrics import JobMeter
@@ -75,7 +76,7 @@ class AsyncAnswers(CallFeature):
             self._accounts.withdraw(call)  # its job makes the calls
             call.comment = None  # its answer has a status of its own
             return await self._respond(call, asked.headers, asked.wait_s)
-        if call.idempotency_key is not None and (repeated := await self._repeated(call)) is not None:
+        if SENT_KEY.find(call) is not None and (repeated := await self._repeated(call)) is not None:
             self._accounts.withdraw(call)
             return repeated
         try:

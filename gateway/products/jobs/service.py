@@ -15,6 +15,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, KeyReused, NotFound
 from gateway.features.reuse.keys import LARGE_BYTES, fingerprint, record_key
+from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.runs.step import PART
 from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.calls import headers_to_keep
@@ -165,7 +166,8 @@ class JobService:
         run_at = now if options.run_at is None else max(now, options.run_at)
         if debounce is not None:
             run_at = max(run_at, now + debounce.wait_s)
-        key = None if call.idempotency_key is None else call.idempotency_key.decode("latin-1")
+        sent_key = SENT_KEY.find(call)
+        key = None if sent_key is None else sent_key.decode("latin-1")
         keyed = {} if key is None else {IDEMPOTENCY_KEY: key, FINGERPRINT: fingerprint_of(call)}
         dedupe_key = options.dedupe_key or (key if dedupes else None)
         part = PART.find(call)
@@ -275,9 +277,10 @@ class DegradedCalls:
         One that has not is sent once more: its first sender may have been told that nobody knows whether it was taken, and
         then it is undone, unless somebody else wants it. Raises KeyReused where it was another request, and as `accept`.
         """
-        if call.idempotency_key is None:
+        key = SENT_KEY.find(call)
+        if key is None:
             return None
-        record = record_key(call, call.idempotency_key)
+        record = record_key(call, key)
         for number in range(MOST_JOBS):
             try:
                 job, answer = await self._jobs.answer(derived_call_id(record, number), call.tenant)
@@ -300,9 +303,10 @@ class DegradedCalls:
 
         Raises the refusal where jobs under this key have come to nothing too often.
         """
-        if call.idempotency_key is None:
+        key = SENT_KEY.find(call)
+        if key is None:
             return (await self._jobs.accept(call, JobOptions())).job
-        record = record_key(call, call.idempotency_key)
+        record = record_key(call, key)
         for number in range(MOST_JOBS):
             # Only the first also meets what the caller has made a job of by itself.
             job_id = derived_call_id(record, number)

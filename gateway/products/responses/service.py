@@ -20,6 +20,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.openai.sse import json_object
 from gateway.features.reuse.layers import is_stream
+from gateway.features.reuse.outcome import SENT_KEY
 from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,
@@ -267,7 +268,7 @@ class ResponseService:
     ) -> NewJob:
         rules, now = self._rules(), self._clock.wall()
         query = call.query.decode("latin-1")
-        key = call.idempotency_key
+        key = SENT_KEY.find(call)
         call_facts = [call.lane, query, webhook]
         job = Job(
             id=new_id(RESPONSE, self._draw(DRAW_BYTES)),

@@ -10,13 +10,14 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.call import Reply
+from gateway.core.call import Reply, RouteFacts
 from gateway.core.errors import DeadlineExceeded, KeyInUse, KeyReused, NoTargetAvailable, NotCached
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from gateway.drivers.opening import MemoryStore
 from gateway.features.reuse.keys import LARGE_BYTES
 from gateway.features.reuse.layers import plan_reuse
+from gateway.features.reuse.outcome import OUTCOME
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
 
@@ -105,7 +106,7 @@ async def test_identical_calls_share_one_attempt() -> None:
     assert sent(bench) == 1
     assert outcomes(bench) == ["ok"] * 5
     assert [bool(record.usage) for record in bench.meter.accounts].count(True) == 1
-    saved = [record.call.replay for record in bench.meter.accounts if record.usage is None]
+    saved = [OUTCOME.find(record.call) for record in bench.meter.accounts if record.usage is None]
     assert all(one and one.saved and one.saved.input == 1000 and one.saved_usd for one in saved)
     assert dict(answers[3][0].headers)[b"x-gateway-cache-source"] == b"req_0"
     assert dict(answers[3][0].headers)[b"x-gateway-request-id"] == b"req_3"
@@ -358,8 +359,9 @@ async def test_a_key_is_not_for_another_request(is_running: bool) -> None:
     assert (await first)[1] == ANSWER
     assert sorted(outcomes(bench)) == ["idempotency_key_reused", "ok"]
     refusal = next(record for record in bench.meter.accounts if record.outcome != "ok")
-    assert refusal.call.replay is not None
-    assert refusal.call.replay.tried == [("idempotency", "mismatch")]
+    outcome = OUTCOME.find(refusal.call)
+    assert outcome is not None
+    assert outcome.tried == [("idempotency", "mismatch")]
 
 
 async def test_keys_of_two_owners_have_nothing_in_common() -> None:
@@ -558,6 +560,21 @@ async def test_an_answer_larger_than_an_entry_may_be_is_not_kept() -> None:
     assert sent(bench) == 2
 
 
+@pytest.mark.parametrize(
+    "asked", [frozenset[bytes](), frozenset((b"idempotency-key",)), frozenset((b"x-gateway-step",))]
+)
+@pytest.mark.parametrize("caching", [Caching(coalesce="off"), Caching(), EXACT])
+async def test_a_provider_s_own_answer_says_once_that_it_is_one(caching: Caching, asked: frozenset[bytes]) -> None:
+    """Whether or not something could be reused along its route."""
+    bench = Bench([ScriptedUpstream(whole())], caching=caching)
+    call = bench.call()
+    facts = RouteFacts(call.policy, call.key, call.model, call.endpoint, has_own_credential=False)
+    call.hooks = bench.pipeline.hooks_of(facts, asked)
+    reply = await bench.pipeline.handle(call)
+
+    assert [value for name, value in reply.headers if name == b"x-gateway-cache"] == [b"bypass"]
+
+
 @pytest.mark.parametrize("error", [failed(), whole(BAD, 503), whole(BAD, 500)])
 async def test_a_stale_answer_is_better_than_none(error: Script) -> None:
     """Within its grace, marked, and the call is a success; a provider that answers again is heard."""
@@ -570,6 +587,7 @@ async def test_a_stale_answer_is_better_than_none(error: Script) -> None:
     assert cache_of(reply) == b"stale"
     assert dict(reply.headers)[b"age"] == b"70"
     assert outcomes(bench) == ["ok", "ok"]
+    assert [record.call.has_fallback_answer for record in bench.meter.accounts] == [False, True]
     bench.clock.advance(30)
     reply, body = await bench.serve(**asking())
     assert cache_of(reply) == b"miss"

@@ -103,7 +103,7 @@ class SummedProcess(RunProcess):
         seen: Any = call
         part = RunPart("", seen.request.step.run, seen.request.step.step, OTHERS, None, is_durable=True)
         part.lost_tries = seen.request.lost_tries
-        seen.slots, seen.tenant, seen.replay, seen.received_at = {PART: part}, "t", None, self.clock.monotonic()
+        seen.slots, seen.tenant, seen.received_at = {PART: part}, "t", self.clock.monotonic()
         usd = 0.0 if self.ledger.say(prompt_of(seen.request), 0) == 400 else CALL_USD
         self.ledger.billed_usd += usd
         reply = await super().serve(call)

@@ -79,8 +79,7 @@ async def test_the_call_is_on_the_callers_account() -> None:
     assert (made.id, made.model_name, made.model.name) == ("req_1-embedding", "embedder", "embedder")
     assert made.deadline == made.received_at + DEADLINE_S
     assert not made.deadline_is_callers
-    assert made.replay is None
-    assert made.idempotency_key is None
+    assert made.slots is None
     assert made.parsed == orjson.loads(made.body)
     assert made.parsed == {"model": "embedder", "input": "hello", "encoding_format": "base64"}
 

@@ -11,8 +11,9 @@ from typing import cast
 
 import pytest
 
-from gateway.core.call import CacheOutcome, Call
+from gateway.core.call import Call
 from gateway.core.ports import Later, VectorRow, Vectors
+from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.rules import SemanticRule
 from gateway.features.semantic import lookup, vectors
 from gateway.features.semantic.guards import facts_of
@@ -105,6 +106,13 @@ class Rows:
         return found
 
 
+def why_of(call: Call) -> list[str]:
+    """What is told of the look for an answer."""
+    outcome = OUTCOME.find(call)
+    assert outcome is not None
+    return outcome.why
+
+
 @dataclass
 class World:
     """A semantic cache with a scripted model, a clock moved by hand, and calls to ask it with."""
@@ -121,7 +129,7 @@ class World:
         return Semantic(self.clock, self.index, store, lambda _rule: self.embedder)
 
     def call(self, **changes: object) -> Call:
-        return Bench([]).call(replay=CacheOutcome(), **changes)
+        return Bench([]).call(**{"replay": CacheOutcome(), **changes})
 
     async def find(self, text: str, **changes: object) -> bytes | None:
         """The key that is found for a question."""
@@ -132,8 +140,7 @@ class World:
         """What is told of a question."""
         call = self.call()
         await self.semantic.find(call, ask(text))
-        assert call.replay is not None
-        return call.replay.why
+        return why_of(call)
 
     async def restart(self) -> None:
         """The process ends; what was in memory is gone, the store remains."""
@@ -317,8 +324,7 @@ async def test_a_slow_embedding_is_waited_for_as_long_as_the_rule_says(world: Wo
     world.clock.advance(0.01)
 
     assert await finding is None
-    assert call.replay is not None
-    assert call.replay.why == [LATE]
+    assert why_of(call) == [LATE]
 
     world.semantic.keep(call, ask(PASSWORD), KEY)
     assert world.store.rows == {}
@@ -693,7 +699,7 @@ async def test_closing_ends_all_that_is_under_way(world: World) -> None:
 
 async def test_a_call_that_keeps_no_account_of_it_is_served_too(world: World) -> None:
     """Nobody wants to know why."""
-    assert await world.semantic.find(replace(world.call(), replay=None), ask(PASSWORD)) is None
+    assert await world.semantic.find(world.call(replay=None), ask(PASSWORD)) is None
 
 
 async def test_a_result_that_came_in_time_needs_no_timer() -> None:
