@@ -300,7 +300,7 @@ class Attempts:
             now,
             self._draw(),
             is_hard=call.deadline_is_callers,
-            is_repeated=call.sdk_retry > 0,
+            is_repeated=call.earlier_tries > 0,
         )
         self._note_left_out(call, plan, step)
         return step
@@ -323,7 +323,7 @@ class Attempts:
         if now >= call.deadline or not (is_unsent or failed.error_class == ErrorClass.OVERLOADED):
             return False
         rule = rule_for(failed, retries)
-        if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or call.sdk_retry:
+        if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or call.earlier_tries:
             return False  # whoever forbids a second try forbids it here, too
         out = {attempt.target.name for attempt in call.attempts if attempt.never_again}
         if _has_other_answer(call) or any(one.name not in out and one.name != target.name for one in call.model.plan):

@@ -159,14 +159,14 @@ class Call:
     """The targets that it went past; None: it has met none that could not take it."""
     settled: bool = False
     """Its account is closed; it is closed once."""
-    sdk_retry: int = 0
-    """How often its SDK has sent it before."""
+    earlier_tries: int = 0
+    """How often its client has sent it before, as far as a feature knows."""
     has_fallback_answer: bool = False
     """A feature has an answer for it in case that nobody serves it."""
     usage: Usage | None = None
     """The usage, once it is settled."""
-    followers: int = 0
-    """The number of its SDK's retries that wait for its answer."""
+    is_awaited: bool = False
+    """Other calls wait for its answer: it is not stopped when its client leaves."""
     left: bool = False
     """Its client has left, and others wait for its answer."""
     outcome: str = ""

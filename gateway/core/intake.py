@@ -29,6 +29,7 @@ from gateway.core.call import Call, Hooks
 from gateway.core.clock import Clock
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, GatewayOverloaded, InvalidRequest, ShuttingDown
 from gateway.core.http.writing import AnyCycle, AsgiCycle, begin_stream, too_large, write_chunk
+from gateway.core.ledger import note_left
 from gateway.core.openai import headers as allow_lists
 from gateway.core.openai.bodies import parts_in_steps
 from gateway.core.openai.sse import comment_end, json_object
@@ -103,8 +104,8 @@ class Serving:
 
     def client_gone(self) -> None:
         """What the connection calls when it is lost: nobody waits any more, unless others do."""
-        if self.call is not None and self.call.followers:
-            self.call.left = True
+        if self.call is not None and self.call.is_awaited:
+            note_left(self.call)
         else:
             self.stop("client_gone")
 
@@ -663,10 +664,8 @@ class Intake:
                 asked |= {METADATA}
             if asked:
                 call.hooks = hooks = self._hooks_for(plan, asked)
-        if served.has_options:
-            if b"x-gateway-strict" in index:
-                call.model = request_fields.strictly(call.model, index)
-            call.sdk_retry = request_fields.sdk_retry(index)
+        if served.has_options and b"x-gateway-strict" in index:
+            call.model = request_fields.strictly(call.model, index)
         if hooks is not None:
             for read in hooks.read:
                 read(call, index)

@@ -67,6 +67,11 @@ def _nothing_unfinished(_call: Call, _now: float) -> tuple[None, None]:
     return None, None
 
 
+def note_left(call: Call, *, has_left: bool = True) -> None:
+    """Notes whether the client of a call has left while others wait for its answer: its own account then says so."""
+    call.left = has_left
+
+
 class Accounts:
     """Closes the accounts of calls and reports them to the meter."""
 

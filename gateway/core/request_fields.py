@@ -295,14 +295,6 @@ def is_unknown_client(plan: RoutePlan, index: dict[bytes, bytes]) -> bool:
     return plan.waits_as_client and b"x-gateway-lane" not in index and _SDKS.isdisjoint(index)
 
 
-def sdk_retry(index: dict[bytes, bytes]) -> int:
-    """How often an SDK has sent the same call before, as it says; 0: never, or nothing that makes sense."""
-    count = index.get(b"x-stainless-retry-count")
-    if count is None or count == b"0":
-        return 0
-    return int(count) if count.isdigit() and len(count) < 4 else 0
-
-
 def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:
     """The key's lane, or a lower one that the call asks for. Raises InvalidRequest or Forbidden."""
     value = index.get(b"x-gateway-lane")

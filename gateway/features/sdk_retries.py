@@ -14,6 +14,7 @@ microsecond for each KiB.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve
@@ -23,6 +24,7 @@ from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answe
 from gateway.core.types import RawHeaders
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, count_saved, follow
 
+RETRY_COUNT = b"x-stainless-retry-count"
 BUCKETS_BY_LENGTH = 256
 """The running calls are kept in this number of buckets, by the length of their bodies."""
 
@@ -37,7 +39,7 @@ class RepeatedCalls(CallFeature):
 
     __slots__ = ("_accounts", "_buckets", "_clock", "_ends", "_flights")
 
-    options: frozenset[bytes] = frozenset((b"x-stainless-retry-count",))
+    options: frozenset[bytes] = frozenset((RETRY_COUNT,))
 
     def __init__(self, clock: Clock, accounts: Accounts, flights: SingleFlight) -> None:
         self._clock = clock
@@ -49,6 +51,12 @@ class RepeatedCalls(CallFeature):
     def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for the calls of SDKs that count their retries."""
         return None if asked.isdisjoint(self.options) else self
+
+    def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Notes how often the SDK has sent the call before; what makes no sense says nothing."""
+        count = headers.get(RETRY_COUNT, b"0")
+        if count != b"0" and count.isdigit() and len(count) < 4:
+            call.earlier_tries = int(count)
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to the call, or that of the call that it repeats."""
@@ -101,7 +109,7 @@ class RepeatedCalls(CallFeature):
         """Notes the call; returns the original that it repeats, if that is running and has no follower."""
         bucket = self._buckets[len(call.body) % BUCKETS_BY_LENGTH]
         originals = (one for one, body in bucket.values() if body == call.body and _repeats(call, one))
-        original = next(originals, None) if call.sdk_retry else None
+        original = next(originals, None) if call.earlier_tries else None
         bucket[id(call)] = call, call.body
         return original
 
@@ -141,18 +149,18 @@ class RepeatedCalls(CallFeature):
         entered = bucket.pop(id(original))
         since = self._clock.monotonic()
         timer = self._clock.call_at(call.deadline, lambda: _time_is_up(end)) if call.deadline_is_callers else None
-        original.followers += 1
+        original.is_awaited = True
         try:
             return await end
         finally:
-            original.followers -= 1
+            original.is_awaited = False
             call.queue_s += self._clock.monotonic() - since
             if timer is not None:
                 timer.cancel()
             if self._ends.pop(id(original), None) is not None:  # it goes on, and may be followed again
                 bucket[id(original)] = entered
                 # Its own client has left, and this was the last call that waited for its answer.
-                if original.left and not original.followers and original.server is not None:
+                if original.left and original.server is not None:
                     original.server.cancel(CLIENT_GONE)
 
 
@@ -160,7 +168,7 @@ def _repeats(call: Call, earlier: Call) -> bool:
     """Returns whether the call is the earlier one, sent again by the same caller."""
     return (
         call.key.name == earlier.key.name
-        and call.sdk_retry > earlier.sdk_retry
+        and call.earlier_tries > earlier.earlier_tries
         and call.tenant == earlier.tenant
         and call.credential == earlier.credential
         and call.model.on_loss == earlier.model.on_loss

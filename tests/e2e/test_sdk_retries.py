@@ -231,7 +231,7 @@ async def test_a_retry_takes_over_from_a_client_that_left(start: StartGateway) -
     async with provider.listen() as base_url:
         gateway = await start(lambda _url: config_of(base_url))
         async with connect(gateway.url) as one, connect(gateway.url) as other:
-            one.send(post())
+            one.send(post("/v1/chat/completions", None, "x-stainless-retry-count: 0"))
             await until(lambda: provider.requests == 1)
             other.send(post("/v1/chat/completions", None, "x-stainless-retry-count: 1"))
             await until(lambda: len(gateway.inflight) == 2)

@@ -318,6 +318,7 @@ class Bench:
         """A call to the model.
 
         `output` is a rule for its answer, `group_most` how many inputs go together; what `SLOTS` names is put there.
+        `sdk_retry` counts its tries.
         """
         rule: Any = changes.pop("output", None)
         most: Any = changes.pop("group_most", 0)
@@ -341,6 +342,8 @@ class Bench:
             "path": "/chat/completions",
             "tenant": "web",
         }
+        if "sdk_retry" in changes:
+            changes["earlier_tries"] = changes.pop("sdk_retry")
         state = {slot: changes.pop(name) for name, slot in SLOTS.items() if name in changes}
         call = Call(**(fields | changes))
         if rule is not None:

@@ -95,7 +95,7 @@ class Admission:
         probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in left]) - now
         # inf: all were put out of service by hand, and nobody knows for how long.
         probed_s = max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S
-        back_after_s = min(BACK_AFTER_S * 2.0 ** min(call.sdk_retry, 10), LONGEST_BACK_AFTER_S)
+        back_after_s = min(BACK_AFTER_S * 2.0 ** min(call.earlier_tries, 10), LONGEST_BACK_AFTER_S)
         return max(probed_s + BACK_AFTER_S, back_after_s) + BACK_AFTER_S * (now * 1e4 % 1.0)
 
     def limits_together(self, call: Call, headers: RawHeaders) -> Iterator[tuple[bytes, bytes]]:

@@ -365,7 +365,7 @@ class AttemptOutcomes:
             return
         now = self._clock.monotonic()
         gate = reservation.gate
-        if len(call.attempts) == 1 and not call.sdk_retry and not is_ours:
+        if len(call.attempts) == 1 and not call.earlier_tries and not is_ours:
             gate.health.breaker.fresh_failed_at = now
         # Before the reservation ends, which gives the permits of an unjudged attempt back without news.
         self._judge(

@@ -25,7 +25,7 @@ from gateway.core.errors import (
     TargetsTimedOut,
     WaitTooLong,
 )
-from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers, why_stopped
+from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers, note_left, why_stopped
 from gateway.core.relay import StreamBroken
 from gateway.core.retry import shown
 from gateway.dialects.last_word import LastWord
@@ -398,7 +398,7 @@ class SingleFlight:
         if self._leave(call, shared, reader, why) and shared.call is call:
             return  # the leader settles, for it has been cancelled by this
         if shared.call is call:
-            call.left = not shared.is_ended and why == CLIENT_GONE
+            note_left(call, has_left=not shared.is_ended and why == CLIENT_GONE)
             return
         count_saved(call, shared.call)
         made = shared.reply
