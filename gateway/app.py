@@ -84,7 +84,7 @@ from gateway.products.jobs.dead_letters.http import dead_letter_routes
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Job, NewJob
 from gateway.products.jobs.respond_async import AsyncAnswers
-from gateway.products.jobs.rules import IN_REDIS, JobSettings
+from gateway.products.jobs.rules import IN_REDIS, JOBS, JobSettings
 from gateway.products.jobs.store import (
     JobStore,
     copier_of,
@@ -98,7 +98,7 @@ from gateway.products.jobs.store import (
 from gateway.products.jobs.upkeep import CountedEnds
 from gateway.products.jobs.webhooks.http import webhook_routes
 from gateway.products.jobs.webhooks.outward import AddressGuard, open_outwards
-from gateway.products.jobs.webhooks.rules import deliveries_of
+from gateway.products.jobs.webhooks.rules import WEBHOOK_SETTINGS, WEBHOOKS, deliveries_of
 from gateway.products.pipelines.http import PipelineAnswers
 from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
 from gateway.products.realtime.service import RealtimeMetrics, RealtimeSessions
@@ -405,7 +405,7 @@ class Gateway:
         """Returns durable work over the pipeline; None: the config has none."""
         policies, pipeline, admission, runs = self._policies, self._pipeline, self._admission, self._runs
         steps = self._products.steps
-        settings, leaving = policies.current.jobs.settings, policies.current.webhook_settings
+        settings, leaving = JOBS.of(policies.current).settings, WEBHOOK_SETTINGS.of(policies.current)
         if not settings.is_on:
             return None
         clock: Clock = self._kept_clock
@@ -416,7 +416,7 @@ class Gateway:
         add_run = partial(runs.add, is_durable=True)
 
         def following(ended: Job) -> Sequence[NewJob]:
-            return deliveries_of(ended, policies.current.webhooks)
+            return deliveries_of(ended, WEBHOOKS.of(policies.current))
 
         async def last_users(grace_s: float) -> None:
             await steps.drain(grace_s)

@@ -28,6 +28,7 @@ from gateway.dialects.memory import ThoughtMemory
 from gateway.dialects.model_lists import ModelLists
 from gateway.features.runs.table import RunTable
 from gateway.process import find_trim, resident_bytes
+from gateway.products.jobs.rules import JOBS
 from gateway.products.realtime.service import RealtimeSessions
 from gateway.products.work import JobWork
 from gateway.sections import SECTIONS
@@ -119,7 +120,7 @@ class Reloading:
             log.warning("server.port or admin.listen has changed: that takes effect after a restart")
         if (new.state, new.shared) != (first.state, first.shared):
             log.warning("state has changed: that takes effect after a restart")
-        if new.jobs.settings != first.jobs.settings:
+        if JOBS.of(new).settings != JOBS.of(first).settings:
             log.warning("jobs has changed: that takes effect after a restart")
 
 

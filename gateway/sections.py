@@ -10,7 +10,10 @@ from gateway.features.output.config import OutputSection
 from gateway.features.ownership.config import ObjectsSection
 from gateway.features.reuse.config import CacheSection
 from gateway.features.runs.config import WorkflowsSection
+from gateway.products.jobs.config import JobsSection
+from gateway.products.jobs.webhooks.config import WebhooksSection
 from gateway.products.pipelines.config import PipelinesSection
+from gateway.products.responses.config import ResponsesSection
 
 SECTIONS: Final = (
     CacheSection(),
@@ -19,5 +22,8 @@ SECTIONS: Final = (
     OutputSection(),
     DegradeSection(),
     ObjectsSection(),
+    JobsSection(),
+    ResponsesSection(),
     WorkflowsSection(),
+    WebhooksSection(),
 )

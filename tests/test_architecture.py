@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "routes": {"core", "dialects", "products"},
     "sections": {"features", "products"},
     "settings": set(),
-    "workers": {"app", "core", "process", "settings"},
+    "workers": {"app", "core", "process", "products", "settings"},
     "__init__": set(),
 }
 """By the first part of a module's name below `gateway`; a module may always import its own part. Of the core see `rails/`."""

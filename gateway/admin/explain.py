@@ -35,6 +35,7 @@ from gateway.features.runs.rules import KEY_WORKFLOW, OTHER, WORKFLOWS, RunPart
 from gateway.features.runs.step import part_of, run_words
 from gateway.products.jobs.admin import attempt_usd, explain_job
 from gateway.products.jobs.model import RESPONSE, is_ours
+from gateway.products.jobs.rules import JOB_RULES, JOBS
 from gateway.products.pipelines.compile import PIPELINE
 from gateway.products.responses.keeping import RESPONSES, keeping_of
 from gateway.products.responses.rules import Keeping, keeps, read_response_options
@@ -472,15 +473,15 @@ def explain_keeping(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked
         if keeping == "never":
             kept = "responses.store, or keeps_responses of the key"
             return f"by nobody: refused, as one in the background has to be kept ({kept})"
-        if keeping == "provider" and not policy.jobs.settings.takes_files:
+        if keeping == "provider" and not JOBS.of(policy).settings.takes_files:
             return "by the provider, which runs it in the background (jobs is not set, and there is a passthrough)"
-        keep_s = model.jobs.keep_responses_s if options.stores else model.jobs.keep_background_s
+        keep_s = JOB_RULES.of(model).keep_responses_s if options.stores else JOB_RULES.of(model).keep_background_s
         return f"here, where it runs in the background, and for {keep_s:g} s after its end"
     if keeping == "provider" and all(RESPONSES in target.gaps for target in model.plan):
         keeping = "asked"
     if not keeps(keeping, options, goes_on_from_ours=is_ours(RESPONSE, options.previous_id)):
         return _NOT_HERE[keeping]
-    return f"here, for {model.jobs.keep_responses_s:g} s; the provider is asked to keep nothing"
+    return f"here, for {JOB_RULES.of(model).keep_responses_s:g} s; the provider is asked to keep nothing"
 
 
 # --- What a call becomes at targets that do not speak its language ---

@@ -35,8 +35,6 @@ from gateway.core.types import (
 )
 from gateway.credentials.auth import CloudAuth
 from gateway.fleet.lease import SharedState
-from gateway.products.jobs.rules import JobRules, Jobs
-from gateway.products.jobs.webhooks.rules import Webhooks, WebhookSettings
 
 # --- what products compile of the config: the core carries it, and does not know what it is ---
 
@@ -308,8 +306,6 @@ class Model:
     choice: Choice = "in_order"
     """How one of its own targets is chosen."""
     retries: Retries = field(default_factory=Retries)
-    jobs: JobRules = field(default_factory=JobRules, repr=False)
-    """How its jobs are tried."""
     on_loss: OnLoss = "report"
     prefers_native: bool = True
     """Within one tier, targets that speak the caller's language go before those that a call is converted for."""
@@ -381,8 +377,6 @@ class Key:
     """Its calls may ask for the lane `critical`."""
     names_tenants: bool = False
     """Its calls may name the tenant they are for, with `x-gateway-tenant`."""
-    accepts_202: bool = False
-    """Its callers take a job for an answer, where their call would be refused and its rules have that."""
     models: tuple[str, ...] = ("*",)
     allows: Pattern[str] | None = None
     """The pattern of the models it may use, compiled from `models`; None: every model."""
@@ -394,10 +388,6 @@ class Key:
     """Where it has a budget, its calls may use endpoints that are passed through and have no price."""
     allow_overspend: bool = False
     """Where it has a budget, one call may cost more than is left, if it usually does not."""
-    keeps_responses: bool = True
-    """False: the gateway keeps none of its responses, so none runs in the background."""
-    webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
-    """Secrets that sign what goes to URLs which its requests name; without any they cannot name one."""
     settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
     """What products have compiled of its part of the config, without what is as usual."""
 
@@ -436,11 +426,6 @@ class PolicySnapshot:
     """The target that the other endpoints go to."""
     passthrough_admin: bool = False
     """Endpoints that manage the account are passed through, too."""
-    jobs: Jobs = field(default_factory=Jobs)
-    """The rules of durable work: where it is kept, and how it runs."""
-    webhooks: Webhooks = field(default_factory=dict)
-    webhook_settings: WebhookSettings = field(default_factory=WebhookSettings)
-    """The receivers of the ends of jobs."""
     settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
     """What products have compiled of the config, without what is as usual."""
     extra_models: Mapping[str, Callable[[PolicySnapshot, str], Model | None]] = field(default_factory=dict, repr=False)

@@ -35,13 +35,14 @@ from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLe
 from gateway.products.jobs.http import JobRoutes, ReadBody
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
-from gateway.products.jobs.rules import DeadLines, JobRules, SegmentRules
+from gateway.products.jobs.rules import JOB_RULES, JOBS, DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of, run_of
 from gateway.products.jobs.service import JobService
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import BlobSweep, JobCleaning
 from gateway.products.jobs.webhooks.http import WebhookAdmin
 from gateway.products.jobs.webhooks.outward import Outward
+from gateway.products.jobs.webhooks.rules import WEBHOOK_SECRETS, WEBHOOKS
 from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, RequestedUrls, delivery_segments
 from gateway.products.jobs.worker import CrashSuspects, JobEngine, JobWorker, LastUsers, RunningWork, RunPiece, Write
 from gateway.products.pipelines.rules import AT_ONCE, count_of, rules_of_items, run_segment
@@ -97,7 +98,7 @@ class JobWork:
         """The clock of jobs, which all their times are by."""
         self._blobs = blobs
         self._outwards = outwards
-        self.hooks = Endpoints(lambda: policies.current.webhooks, clock.monotonic, outwards[0])
+        self.hooks = Endpoints(lambda: WEBHOOKS.of(policies.current), clock.monotonic, outwards[0])
         self.hook_urls = RequestedUrls(
             lambda: self._default_rules().allow_request_urls, self._hook_secrets, clock.monotonic, outwards[1]
         )
@@ -108,9 +109,9 @@ class JobWork:
         make_worker = self._make_worker if works else None
         self.engine = engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, last_users, waits=waits)
         store, reader, rules, draw = engine.store, engine.reader, self._default_rules, self._random.randbytes
-        self.webhooks = WebhookAdmin(lambda: policies.current.webhooks, self.hooks, self.hook_urls, reader, clock)
+        self.webhooks = WebhookAdmin(lambda: WEBHOOKS.of(policies.current), self.hooks, self.hook_urls, reader, clock)
         self.service = JobService(engine, clock, rules, price_of, draw)
-        self.files = FileService(store, reader, blobs, clock, lambda: policies.current.jobs, draw)
+        self.files = FileService(store, reader, blobs, clock, lambda: JOBS.of(policies.current), draw)
         self.partial = PartialFiles(reader, blobs)
         self._buffers = EventBuffers()
         self.responses = ResponseService(
@@ -143,11 +144,11 @@ class JobWork:
         policy = self._policies.current
         models = [job.model] if job.model else job.marks.get(MODELS, ())
         model = policy.find_model(models[0]) if len(models) == 1 else None
-        rules = policy.jobs.default if model is None else model.jobs
+        rules = JOBS.of(policy).default if model is None else JOB_RULES.of(model)
         return rules_of_items(rules, job.about) if AT_ONCE in job.about else rules
 
     def _default_rules(self) -> JobRules:
-        return self._policies.current.jobs.default
+        return JOBS.of(self._policies.current).default
 
     def _make_worker(self, store: JobStore) -> JobWorker:
         blobs, clock, rules_of, draw = self._blobs, self.clock, self.rules_of, self._random.random
@@ -229,7 +230,7 @@ class JobWork:
         """Returns what signs the deliveries of a key, none where it is gone."""
         policy = self._policies.current
         keys = policy.keys.values() if policy.keys else [policy.anonymous]
-        return next((key.webhook_secrets for key in keys if key.name == name), ())
+        return next((WEBHOOK_SECRETS.of(key) for key in keys if key.name == name), ())
 
     def _count_of(self, model: str) -> Count:
         return count_of(self._policies.current, model)
@@ -262,7 +263,7 @@ def durable_routes(
         return absent_routes(policies)
     routes = JobRoutes(policies, work.service, make_call, work.clock, readers, read_body).routes()
     routes += ResponseRoutes(policies, work.responses, readers).routes()
-    if policies.current.jobs.settings.takes_files:
+    if JOBS.of(policies.current).settings.takes_files:
         lists = MergedLists(policies, work.clock, serve)
         routes += FileRoutes(policies, work.files, work.partial, lists, relay).routes()
         routes += BatchRoutes(policies, work.batches, readers, lists, relay).routes()

@@ -11,6 +11,7 @@ import pytest
 
 from gateway import __version__
 from gateway.core.errors import ConfigError
+from gateway.products.jobs.rules import JOBS
 from tests.deploy.support import (
     DEPLOY,
     HEALTH_PATHS,
@@ -101,7 +102,7 @@ def test_the_redis_forgets_nothing_and_has_room(services: dict[str, dict[str, An
 
 def test_files_of_batches_are_in_a_folder_that_all_replicas_have(services: dict[str, dict[str, Any]]) -> None:
     """The one that the image has made for its user: a volume takes its owner from there."""
-    jobs = compiled(CONFIG, WEB_KEY=SECRET).jobs.settings
+    jobs = JOBS.of(compiled(CONFIG, WEB_KEY=SECRET)).settings
 
     assert jobs.redis is not None
     assert jobs.works

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.core.clock import SteadyClock, SystemClock
+from gateway.products.jobs.rules import JOBS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import end_of, look, new_job, take, with_jobs
 from tests.e2e.harness import Running
@@ -60,7 +61,7 @@ async def gateway(request: pytest.FixtureRequest, start: StartGateway, tmp_path:
 
 def callers_time(gateway: Running, machine: Machine) -> float:
     """Returns what callers' clocks show: that of the machine is right, or, where replicas share a Redis, that of the Redis."""
-    return time.time() if gateway.gateway.policy.jobs.settings.redis else machine.wall()
+    return time.time() if JOBS.of(gateway.gateway.policy).settings.redis else machine.wall()
 
 
 async def left_s(gateway: Running, job: dict[str, Any]) -> float:

@@ -53,13 +53,11 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
             for lane, deadline_s in snapshot.lane_deadline_s.items()
         },
         queue=shown(snapshot.queue, "age_after_s"),
-        shared=_redis(snapshot.shared),
+        shared=describe_redis(snapshot.shared),
         providers={name: describe_provider(provider) for name, provider in snapshot.providers.items()},
         models={model.name: describe_model(model, snapshot.sections) for model in models},
-        webhook_settings=_webhook_settings(snapshot),
         errors=_errors(models),
         passthrough=snapshot.passthrough.provider if snapshot.passthrough else None,
-        jobs=shown(snapshot.jobs, settings=shown(snapshot.jobs.settings, redis=_redis(snapshot.jobs.settings.redis))),
         keys=[describe_key(key, snapshot.sections) for key in snapshot.keys.values()],
     )
     for section in snapshot.sections:
@@ -67,15 +65,9 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
     return described
 
 
-def _redis(shared: SharedState | None) -> dict[str, Any] | None:
+def describe_redis(shared: SharedState | None) -> dict[str, Any] | None:
     """Returns a Redis without its login."""
-    return None if shared is None else shown(shared, url=_masked(shared.url))
-
-
-def _webhook_settings(snapshot: PolicySnapshot) -> dict[str, Any]:
-    """Returns how webhooks leave, without what may be secret."""
-    settings = snapshot.webhook_settings
-    return shown(settings, egress_proxy=_masked(settings.egress_proxy) if settings.egress_proxy else None)
+    return None if shared is None else shown(shared, url=masked(shared.url))
 
 
 def describe_provider(provider: Provider) -> dict[str, Any]:
@@ -84,11 +76,11 @@ def describe_provider(provider: Provider) -> dict[str, Any]:
         provider,
         *("name", "is_self_hosted", "is_stand_in"),
         group=provider.group or provider.name,
-        base_url=_masked(provider.base_url),
+        base_url=masked(provider.base_url),
         api_key="set" if provider.api_key else "absent" if provider.auth else "absent (caller's own)",
         auth=None if provider.auth is None else str(provider.auth),
         headers=[name for name, _ in provider.headers],
-        proxy=_masked(provider.proxy) if provider.proxy else None,
+        proxy=masked(provider.proxy) if provider.proxy else None,
     )
 
 
@@ -223,7 +215,7 @@ def _price(rates: Rates | None) -> dict[str, Any] | None:
     return shown
 
 
-def _masked(url: str) -> str:
+def masked(url: str) -> str:
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url

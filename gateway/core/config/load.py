@@ -53,9 +53,6 @@ from gateway.core.snapshot import Key, PolicySnapshot, Provider, with_settings
 from gateway.core.types import Upstream
 from gateway.credentials.config import cloud_notices
 from gateway.dialects.known import ListedModels
-from gateway.products.jobs.config import job_notices, job_settings
-from gateway.products.jobs.rules import Jobs
-from gateway.products.jobs.webhooks.config import signing, webhook_notices, webhook_section, webhook_settings
 
 LITELLM = ("model_list", "litellm_settings", "router_settings", "general_settings")
 """The sections of a config of LiteLLM's proxy (its docs, "All settings"); none of them is one of ours."""
@@ -102,9 +99,9 @@ def load_snapshot(
     if document is None or config is None:
         raise _config_error(problems)
     policies = _read_policies(document, config, environ, sections)
-    reading = ConfigReading(document, config, policies.folders, dict(policies.settings))
     server = server_section(document, config, host)
     state, shared = state_section(document, config)
+    reading = ConfigReading(document, config, policies.folders, dict(policies.settings), state, shared)
     groups, kinds = provider_section(reading, environ, entry_kinds(sections).provider)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     reading.providers = providers
@@ -117,9 +114,6 @@ def load_snapshot(
     relayed = passthrough_section(document, config, providers)
     for section in sections:
         section.read_sections(reading)
-    jobs = job_settings(document, config, state, shared)
-    webhooks = webhook_section(document, config, keys.values())
-    leaving = webhook_settings(document, config)
     if problems:
         raise _config_error(problems)
 
@@ -168,7 +162,7 @@ def load_snapshot(
         models={name: model for name, model in models.items() if not is_pattern(name)},
         patterns=compile_patterns(models),
         keys=keys,
-        anonymous=signing(ANONYMOUS, leaving),
+        anonymous=ANONYMOUS,
         lane_deadline_s=policies.queue.lane_deadline_s,
         waits_as_clients=policies.queue.waits_as_clients,
         queue=policies.queue.bounds,
@@ -176,9 +170,6 @@ def load_snapshot(
         shared=shared,
         passthrough=passthrough,
         passthrough_admin=relayed is not None and relayed.admin,
-        jobs=Jobs(jobs, policies.jobs),
-        webhooks=webhooks,
-        webhook_settings=leaving,
         sections=sections,
         emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),
     )
@@ -189,11 +180,9 @@ def load_snapshot(
         snapshot,
         notices=(
             *cloud_notices(providers, environ),
-            *find_notices(document, config, providers, models, keys, shared, jobs.redis),
+            *find_notices(document, config, providers, models, keys, snapshot, sections),
             *sharing,
             *(notice for section in sections for notice in section.notices(reading, snapshot)),
-            *job_notices(jobs, policies.jobs, providers, models.values()),
-            *webhook_notices(webhooks, jobs, policies.jobs["default"], keys.values()),
             *(tokenizers.notices if tokenizers else ()),
         ),
     )

@@ -54,7 +54,6 @@ from gateway.core.snapshot import Model, Provider, Rates, Setting, Target, with_
 from gateway.core.types import Conversions, Upstream
 from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
-from gateway.products.batches.native.rules import has_batch_api
 
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""
@@ -224,7 +223,6 @@ def _check_names(
         ("breakers", entry.breakers, policies.breakers),
         ("timeouts", entry.timeouts, policies.timeouts),
         *((one.name, one.of(entry), known) for section in sections for one, known in section.sets(reading)),
-        ("jobs", entry.jobs, policies.jobs),
     ]
     for option, picked, known in sets:
         if picked not in known:
@@ -362,7 +360,6 @@ _KNOWN_BY_NAMES: Final = (
     ("moderations", re.compile(r"(omni|text)-moderation-")),
 )
 """Endpoints, and the names of models that are asked there and nowhere else."""
-DEFAULT: Final = "default"
 _OWN: Final = frozenset(("gemini", "vertex", "bedrock"))
 
 
@@ -407,25 +404,6 @@ def check_endpoints(
             section.check_model(reading, reading.models[name])
     for section in sections:
         section.check_models(reading)
-    _check_batches(document, routes, parts)
-
-
-def _check_batches(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
-    """Notes models that pick half price at providers that have none; what `default` says of all models is no error."""
-    for name, route in routes.items():
-        picked = parts.policies.jobs.get(route.entry.jobs)
-        if route.entry.jobs == DEFAULT or picked is None or picked.batches.run != "native":
-            continue
-        owners = {place.entry.provider: parts.groups.get(place.entry.provider) for place in route.places}
-        found = {owner: group[0] for owner, group in owners.items() if group is not None}
-        if found and len(found) == len(owners) and not any(map(has_batch_api, found.values())):
-            named = ", ".join(f"{owner}: {provider.dialect}" for owner, provider in found.items())
-            problem = (
-                f"{document.show(('models', name, 'jobs'), route.entry.jobs)} has `batches.run: native`, and no provider of "
-                f"the model has a Batch API that is known here ({named}): pick a set with `run: here`, or add a target at a "
-                "provider of the dialect openai, azure or anthropic"
-            )
-            document.complain(("models", name, "jobs"), problem)
 
 
 def _check_languages(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
@@ -523,7 +501,6 @@ def _model(
         context_plan=context_plan,
         choice=entry.choose,
         retries=policies.retries[entry.retries],
-        jobs=policies.jobs[entry.jobs],
         on_loss=entry.on_loss,
         prefers_native=entry.prefer_native,
         remembers_thinking=entry.remember_thinking,

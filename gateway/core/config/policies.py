@@ -36,15 +36,12 @@ from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Setting
 from gateway.core.types import LANES, PASSTHROUGH, Clocks, Lane
 from gateway.dialects.known import ModelTable, Row, in_order
-from gateway.products.jobs.policies_config import read_jobs
-from gateway.products.jobs.rules import JobRules
 
 ERRORS: Final = "errors"
 """The folder of error tables in a policy folder."""
 FILES: Final = (
     "admission.yaml",
     "breakers.yaml",
-    "jobs.yaml",
     "models.yaml",
     "queue.yaml",
     "retries.yaml",
@@ -61,7 +58,6 @@ class PolicySets:
     retries: Mapping[str, Retries]
     breakers: Mapping[str, BreakerRules]
     timeouts: Mapping[str, Timeouts]
-    jobs: Mapping[str, JobRules]
     settings: Mapping[Setting[Any], Any]
     """What products have read of their files."""
     models: ModelTable
@@ -96,7 +92,6 @@ def read_policies(
     retries = read_retries(documents.get("retries.yaml"))
     breakers = read_breakers(documents.get("breakers.yaml"))
     timeouts = read_timeouts(documents.get("timeouts.yaml"))
-    jobs = read_jobs(documents.get("jobs.yaml"))
     settings: dict[Setting[Any], Any] = {}
     for section in sections:
         settings.update(section.read_policies(documents, beside))
@@ -106,7 +101,6 @@ def read_policies(
         retries=retries,
         breakers=breakers,
         timeouts=timeouts,
-        jobs=jobs,
         settings=settings,
         models=read_models(documents.get("models.yaml")),
         errors=errors,

@@ -19,6 +19,7 @@ from pydantic import Field, create_model
 from gateway.core.config.schema import ConfigFile, Entry, EntryT, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
 from gateway.core.config.source import Document, Path, Problem
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider, Setting
+from gateway.fleet.lease import SharedState
 
 FieldT = TypeVar("FieldT")
 HAVE_EMBEDDINGS: Final = "; Gemini, Vertex AI, and Titan and Cohere at Bedrock have embeddings, and so have OpenAI's"
@@ -68,6 +69,8 @@ class ConfigReading:
     """The files of folders in the policy folder, by the section that has read them."""
     settings: dict[Setting[Any], Any]
     """What the whole snapshot gets."""
+    state: str
+    shared: SharedState | None
     providers: Mapping[str, Provider] = field(default_factory=dict)
     keys: Mapping[bytes, Key] = field(default_factory=dict)
     models: Mapping[str, ModelReading] = field(default_factory=dict)
@@ -148,6 +151,14 @@ class SectionSpec:
 
     def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:
         """Yields what is worth a word at start about a sound config."""
+        return ()
+
+    def stores(self, snapshot: PolicySnapshot) -> Mapping[str, SharedState | None]:
+        """Returns where it keeps things in a Redis, by the path in the config; None: it does not."""
+        return {}
+
+    def secret_paths(self) -> Iterable[Path]:
+        """Returns the fields of the file that may hold a secret."""
         return ()
 
     def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:

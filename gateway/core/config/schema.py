@@ -45,7 +45,6 @@ from gateway.core.config.source import Document, Path, did_you_mean, kind_of, pa
 from gateway.core.limits.estimate import ChargeRule
 from gateway.core.openai.usage import USUAL_TIERS
 from gateway.core.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
-from gateway.products.jobs.webhooks.secrets_config import HookSecrets
 
 Kind = Literal[
     "openai",
@@ -111,9 +110,6 @@ class ConfigFile(Entry):
     providers: Section = {}
     models: Section = {}
     passthrough: Any = None
-    jobs: Any = None
-    webhooks: Section = Field(default={}, repr=False)
-    webhook_settings: Section = Field(default={}, repr=False)
     keys: list[Any] = []
 
 
@@ -334,7 +330,6 @@ class ModelEntry(Entry):
     retries: Text = "default"
     breakers: Text = "default"
     timeouts: Text = "default"
-    jobs: Text = "default"
     on_loss: OnLoss = "report"
     prefer_native: Flag = True
     remember_thinking: Flag = True
@@ -352,14 +347,11 @@ class KeyEntry(LimitedEntry):
     lane: Literal["interactive", "batch", "background"] = "interactive"
     critical: Flag = False
     names_tenants: Flag = False
-    accepts_202: Flag = False
-    keeps_responses: Flag = True
     models: Names = ["*"]
     fallbacks: FallbackUse = "any"
     budget_usd_per_day: Amount | None = None
     allow_unpriced: Flag = False
     allow_overspend: Flag = False
-    webhook_secrets: HookSecrets | None = Field(default=None, repr=False)
 
 
 class AdmissionSet(Entry):

@@ -50,6 +50,7 @@ from gateway.core.openai.bodies import LARGE_BYTES
 from gateway.core.snapshot import (
     Key,
     Model,
+    PolicySnapshot,
     Provider,
     Setting,
     Target,
@@ -249,8 +250,6 @@ def _key(entry: KeyEntry) -> Key:
         is_lane_chosen="lane" in entry.model_fields_set,
         critical=entry.critical,
         names_tenants=entry.names_tenants,
-        accepts_202=entry.accepts_202,
-        keeps_responses=entry.keeps_responses,
         models=tuple(entry.models),
         allows=allows,
         fallbacks=entry.fallbacks,
@@ -258,7 +257,6 @@ def _key(entry: KeyEntry) -> Key:
         budget_usd_per_day=entry.budget_usd_per_day,
         allow_unpriced=entry.allow_unpriced,
         allow_overspend=entry.allow_overspend,
-        webhook_secrets=tuple(entry.webhook_secrets or ()),
     )
 
 
@@ -325,15 +323,17 @@ def find_notices(
     providers: Mapping[str, Provider],
     models: Mapping[str, Model],
     keys: Mapping[bytes, Key],
-    shared: SharedState | None,
-    of_jobs: SharedState | None,
+    snapshot: PolicySnapshot,
+    sections: Sections,
 ) -> tuple[str, ...]:
-    """Returns all notices about a sound config; `of_jobs` is the Redis that has the jobs."""
+    """Returns all notices about a sound config."""
+    shared = snapshot.shared
     notices = [*_provider_notices(providers), *_credential_notices(providers, models)]
     notices += _realtime_notices(providers, models)
     notices += _redis_notices("state", shared)
-    notices += _redis_notices("jobs.store", of_jobs if of_jobs != shared else None)
-    literal = [path_text(path) for path in _secret_paths(document, config) if _is_literal(document, path)]
+    for name, redis in (one for section in sections for one in section.stores(snapshot).items()):
+        notices += _redis_notices(name, redis if redis != shared else None)
+    literal = [path_text(path) for path in _secret_paths(document, config, sections) if _is_literal(document, path)]
     if literal and _is_readable_by_others(document.file):
         notices.append(
             f"{document.file} can be read by other users and holds a secret ({', '.join(literal)}): "
@@ -473,10 +473,11 @@ def _closed(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[
     yield from (f"key {key.name}" for key in keys.values() if key.limits.fail_closed)
 
 
-def _secret_paths(document: Document, config: ConfigFile) -> Iterator[Path]:
+def _secret_paths(document: Document, config: ConfigFile, sections: Sections) -> Iterator[Path]:
     yield ("admin", "key")
-    for here in (("state",), ("jobs", "store")):
-        yield from (here, (*here, "redis"), (*here, "password"))
+    yield from (("state",), ("state", "redis"), ("state", "password"))
+    for section in sections:
+        yield from section.secret_paths()
     for name in config.providers:
         yield ("providers", name, "api_key")
         listed = document.at(("providers", name, "api_keys"))

@@ -68,6 +68,7 @@ from gateway.features.runs.step import (
     step_record,
 )
 from gateway.products.jobs.model import JobsOff, JobsUnavailable
+from gateway.products.jobs.rules import JOBS
 from gateway.products.jobs.store import JobStore
 from gateway.products.pipelines.compile import PIPELINE
 
@@ -96,7 +97,7 @@ class StepCalls(CallFeature):
         """Notes which step of its run the call is. Raises InvalidRequest, or JobsOff where no steps are remembered."""
         if call.method != "POST":
             return
-        if not call.policy.jobs.is_on:
+        if not JOBS.of(call.policy).is_on:
             raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
         part = PART.find(call)
         step = read_step(headers, "" if part is None else part.run)
@@ -512,7 +513,7 @@ def stored_step(call: Call, ask: StepRequest, fingerprint: bytes, reply: Reply, 
         source=call.id,
         outcome=str(call.outcome),
         created_at=wall,
-        keep_until=wall + call.policy.jobs.default.keep_runs_s,
+        keep_until=wall + JOBS.of(call.policy).default.keep_runs_s,
         bytes=len(body),
     )
     return StoredStep(about, body)

@@ -29,6 +29,7 @@ from gateway.products.batches.finish import PartialFile, PartialFiles
 from gateway.products.batches.http import MergedLists, OwnPage
 from gateway.products.batches.service import FileService, FileUpload, file_object, too_large
 from gateway.products.jobs.model import FILE, FileQuery, StoredFile
+from gateway.products.jobs.rules import JOBS
 from gateway.products.routes import RelayedResponse, head_alone, limit_of, own_routes, tenant_of
 from gateway.routes import json_response
 
@@ -285,7 +286,7 @@ class FileRoutes:
         request_fields.refuse_encoded(index)
         tenant = tenant_of(self._policies, request)
         form = UploadForm(index.get(b"content-type", b""))
-        most, announced = policy.jobs.settings.max_file_bytes, index.get(b"content-length", b"")
+        most, announced = JOBS.of(policy).settings.max_file_bytes, index.get(b"content-length", b"")
         if (
             policy.passthrough is None
             and announced.isdigit()

@@ -42,6 +42,7 @@ from gateway.products.jobs.answers_http import EventReaders
 from gateway.products.jobs.calls import ServeCall, read_reply
 from gateway.products.jobs.model import BATCH, FILE, Job, derived_file_id, is_ours, list_page
 from gateway.products.jobs.request import read_webhook_header
+from gateway.products.jobs.rules import JOBS
 from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.routes import RelayedResponse, caller_of, limit_of, own_routes, tenant_of
 from gateway.routes import json_response
@@ -243,7 +244,7 @@ class BatchRoutes:
         request_fields.refuse_encoded(index)
         key, tenant, credential = caller_of(self._policies, request)
         webhook = read_webhook_header(index)
-        refuse_request_url(webhook, self._policies.current.jobs.default, key)
+        refuse_request_url(webhook, JOBS.of(self._policies.current).default, key)
         lane = request_fields.choose_lane(key, index)
         owner = BatchOwner(
             key.name,

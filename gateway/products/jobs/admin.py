@@ -27,7 +27,7 @@ from gateway.products.batches.native.rules import has_batch_api
 from gateway.products.jobs.answers_http import show_job
 from gateway.products.jobs.calls import attempts_allowed
 from gateway.products.jobs.model import JobFlag, JobQuery, JobsOff, list_page
-from gateway.products.jobs.rules import JobRules, RunAs
+from gateway.products.jobs.rules import ACCEPTS_202, JOB_RULES, JOBS, JobRules, RunAs
 from gateway.products.jobs.service import JobService, segment_of
 from gateway.products.routes import limit_of, statuses_of
 from gateway.products.work import JobWork
@@ -119,11 +119,11 @@ def explain_job(
     policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked, model: Model, body: bytes
 ) -> Iterator[str]:
     """Yields the lines on jobs."""
-    settings = policy.jobs.settings
-    if not policy.jobs.is_on:
+    settings = JOBS.of(policy).settings
+    if not JOBS.of(policy).is_on:
         yield "job       none: this gateway takes no jobs (jobs.store)"
         return
-    rules, at_all = model.jobs, policy.jobs.default
+    rules, at_all = JOB_RULES.of(model), JOBS.of(policy).default
     price_usd = attempt_usd(endpoint, peeked, model.plan[0], body)
     segment = segment_of(at_all.segments, price_usd)
     at_once = next(one.concurrency for one in at_all.segments if one.name == segment)
@@ -171,4 +171,4 @@ def _if_refused(key: Key, rules: JobRules) -> str:
     if key.lane not in rules.degrade.lanes:
         return f"a plain call stays refused: degrade_to_job does not have the lane {key.lane}"
     what = f"a call becomes a job (202) instead of {', '.join(sorted(rules.degrade.when))}"
-    return what if key.accepts_202 else f"{what}, if its key had accepts_202; this one is refused"
+    return what if ACCEPTS_202.of(key) else f"{what}, if its key had accepts_202; this one is refused"

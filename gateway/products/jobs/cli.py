@@ -30,7 +30,7 @@ from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.cli.operate import PIECE_BYTES, AdminRefused, GatewayAddress, lay_out, moment, safe, usd
 from gateway.cli.serve import log_to_stderr
 from gateway.core.errors import ConfigError
-from gateway.products.jobs.rules import JobSettings
+from gateway.products.jobs.rules import JOBS, JobSettings
 from gateway.workers.worker import running, serve
 
 TIMEOUT_S = 60.0
@@ -422,7 +422,7 @@ def caller_for(options: argparse.Namespace, progress: ProgressLine) -> Iterator[
     if not settings.config.exists():
         message = f"no gateway answers at {usual}, and there is no {settings.config} to run one by; "
         raise AdminRefused(f"{message}name a gateway by --url, or a config by --config", is_misuse=True)
-    if not compile_config(settings).jobs.settings.works:
+    if not JOBS.of(compile_config(settings)).settings.works:
         message = "a gateway by this config runs no jobs (jobs.work: false); name a gateway by --url"
         raise AdminRefused(message, is_misuse=True)
     with running(settings, os.environ) as url:
@@ -446,7 +446,7 @@ def _is_taken(url: str) -> bool:
 def run_worker(options: argparse.Namespace) -> int:
     """Runs jobs until it is told to stop. Raises ConfigError where there can be none for it."""
     settings = settings_of(options)
-    refusal = why_no_work(compile_config(settings).jobs.settings)
+    refusal = why_no_work(JOBS.of(compile_config(settings)).settings)
     if refusal:
         raise ConfigError([f"{settings.config}: {refusal}"])
     log_to_stderr(settings)

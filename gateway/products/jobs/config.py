@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field
 
+from gateway.core.config.describe import describe_redis
+from gateway.core.config.describe import shown as shown_fields
 from gateway.core.config.fields import SQLITE, Count, Flag, Size, Text
-from gateway.core.config.schema import ConfigFile, Entry, check
+from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings, placed_after
+from gateway.core.config.schema import Entry, KeyEntry, ModelEntry, check
 from gateway.core.config.source import Document, Path, beside, did_you_mean, kind_of
 from gateway.core.config.state import SCHEMES, redis_at
-from gateway.core.snapshot import Model, Provider
+from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider
 from gateway.fleet.lease import SharedState
 from gateway.products.batches.native.rules import has_batch_api, may_take
-from gateway.products.jobs.rules import IN_REDIS, Accept, JobRules, JobSettings
+from gateway.products.jobs.policies_config import read_jobs
+from gateway.products.jobs.rules import ACCEPTS_202, IN_REDIS, JOB_RULES, JOBS, Accept, JobRules, Jobs, JobSettings
 
 OFF: Final = "off"
 STATE: Final = "state"
@@ -25,6 +31,7 @@ SHOWN: Final = 5
 FILE: Final = "gateway-jobs.db"
 """Made in the working directory at first use where `state` is memory."""
 FOLDER: Final = "file://"
+_DEFAULT: Final = "default"
 _BUILT_IN: Final = JobSettings()
 _HERE: Path = ("jobs",)
 _STORE: Path = ("jobs", "store")
@@ -63,10 +70,77 @@ class JobsEntry(Entry):
         return {**data, "store": OFF} if isinstance(data, dict) and data.get("store") is False else data
 
 
-def job_settings(document: Document, config: ConfigFile, state: str, shared: SharedState | None) -> JobSettings:
-    """Returns the settings of jobs; `state` and `shared` are the compiled store of the state that outlives a call."""
+class JobsSection(SectionSpec):
+    """The section `jobs`, the file jobs.yaml, the set that a model picks, and `accepts_202` of a key."""
+
+    policy_files = ("jobs.yaml",)
+    of_file: ClassVar[EntryField[Any]] = EntryField("jobs", Any, None, after="objects")
+    of_key: ClassVar[EntryField[bool]] = EntryField("accepts_202", Flag, False, after="names_tenants")
+    of_model: ClassVar[EntryField[str]] = EntryField("jobs", Text, _DEFAULT, after="cache")
+    file_fields = (of_file,)
+    key_fields = (of_key,)
+    model_fields = (of_model,)
+
+    def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
+        return {JOBS: Jobs(sets=read_jobs(documents.get("jobs.yaml")))}
+
+    def read_key(self, reading: ConfigReading, path: Path, entry: KeyEntry) -> Settings:
+        return {ACCEPTS_202: self.of_key.of(entry)}
+
+    def sets(self, reading: ConfigReading) -> Iterator[tuple[EntryField[str], Mapping[str, object]]]:
+        yield self.of_model, JOBS.of(reading).sets
+
+    def check_models(self, reading: ConfigReading) -> None:
+        """Notes models that pick half price at providers that have none; what `default` says of all models is no error."""
+        document = reading.document
+        for name, model in reading.models.items():
+            picked = self.of_model.of(model.entry)
+            rules = JOBS.of(reading).sets.get(picked)
+            if picked == _DEFAULT or rules is None or rules.batches.run != "native":
+                continue
+            owners = dict.fromkeys(model.providers)
+            found = {owner: reading.providers[owner] for owner in owners if owner in reading.providers}
+            if found and len(found) == len(owners) and not any(map(has_batch_api, found.values())):
+                named = ", ".join(f"{owner}: {provider.dialect}" for owner, provider in found.items())
+                problem = (
+                    f"{document.show(('models', name, 'jobs'), picked)} has `batches.run: native`, and no provider of "
+                    f"the model has a Batch API that is known here ({named}): pick a set with `run: here`, or add a target at "
+                    "a provider of the dialect openai, azure or anthropic"
+                )
+                document.complain(("models", name, "jobs"), problem)
+
+    def read_sections(self, reading: ConfigReading) -> None:
+        is_named = self.of_file.of(reading.config) is not None
+        settings = job_settings(reading, takes_files=is_named or reading.config.passthrough is None)
+        reading.settings[JOBS] = replace(JOBS.of(reading), settings=settings)
+
+    def finish_model(self, reading: ConfigReading, entry: ModelEntry, model: Model) -> Settings:
+        return {JOB_RULES: JOBS.of(reading).sets[self.of_model.of(entry)]}
+
+    def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> list[str]:
+        jobs = JOBS.of(snapshot)
+        return job_notices(jobs.settings, jobs.sets, reading.providers, reading.built.values())
+
+    def stores(self, snapshot: PolicySnapshot) -> Mapping[str, SharedState | None]:
+        return {"jobs.store": JOBS.of(snapshot).settings.redis}
+
+    def secret_paths(self) -> Sequence[Path]:
+        return _STORE, (*_STORE, "redis"), (*_STORE, "password")
+
+    def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
+        jobs = JOBS.of(snapshot)
+        settings = shown_fields(jobs.settings, redis=describe_redis(jobs.settings.redis))
+        return placed_after(["objects", "passthrough"], shown, jobs=shown_fields(jobs, settings=settings))
+
+    def describe_key(self, key: Key, shown: dict[str, Any]) -> dict[str, Any]:
+        return placed_after(["names_tenants"], shown, accepts_202=ACCEPTS_202.of(key))
+
+
+def job_settings(reading: ConfigReading, *, takes_files: bool) -> JobSettings:
+    """Returns the settings of jobs; where there are any, `takes_files`."""
+    document = reading.document
     entry = check(JobsEntry, document, _HERE) or JobsEntry()
-    place = _place(document, entry.store, state, shared)
+    place = _place(document, entry.store, reading.state, reading.shared)
     is_on = bool(place.file) or place.redis is not None
     if place.file and "accept" in entry.model_fields_set:
         document.complain(
@@ -77,7 +151,7 @@ def job_settings(document: Document, config: ConfigFile, state: str, shared: Sha
         redis=place.redis,
         accept=entry.accept,
         files=_files(document, entry.files, place) if is_on else "",
-        takes_files=is_on and (config.jobs is not None or config.passthrough is None),
+        takes_files=is_on and takes_files,
         works=entry.work,
         max_file_bytes=entry.max_file,
         max_bytes=entry.max_bytes,
@@ -187,7 +261,7 @@ def _dear_batches(settings: JobSettings, providers: Mapping[str, Provider], mode
     dear = [
         model.name
         for model in models
-        if model.jobs.batches.run == "native"
+        if JOB_RULES.of(model).batches.run == "native"
         and model.targets
         and not any(has_batch_api(providers[target.provider]) for target in model.targets)
     ]

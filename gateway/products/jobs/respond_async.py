@@ -23,6 +23,7 @@ from gateway.products.jobs.answers_http import accepted_headers, show_job, store
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import DedupeConflict, Job, JobsUnavailable, StoredAnswer
 from gateway.products.jobs.request import read_option_headers, responds_async
+from gateway.products.jobs.rules import ACCEPTS_202, JOB_RULES, JOBS
 from gateway.products.jobs.service import DegradedCalls, JobService
 
 log = logging.getLogger("gateway.jobs")
@@ -60,11 +61,11 @@ class AsyncAnswers(CallFeature):
         once, or says a part of itself in its path."""
         if facts.endpoint.is_no_job:
             return None
-        return self if facts.key.accepts_202 or PREFER in asked else None
+        return self if ACCEPTS_202.of(facts.key) or PREFER in asked else None
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Reads whether the client takes a job for an answer."""
-        if PREFER in headers and call.endpoint.request != "any" and call.policy.jobs.is_on:
+        if PREFER in headers and call.endpoint.request != "any" and JOBS.of(call.policy).is_on:
             wait_s = responds_async([(PREFER, headers[PREFER])])
             if wait_s is not None:
                 ASYNC_REQUEST.put(call, AsyncRequest(wait_s, headers))
@@ -102,11 +103,11 @@ class AsyncAnswers(CallFeature):
 
     async def _in_place_of(self, call: Call, refusal: AdmissionDenied) -> Reply:
         """Takes a call that is refused as a job, and answers 202. Raises the refusal where that is not to be, or cannot."""
-        rules, code = call.model.jobs.degrade, refusal.code or ""
+        rules, code = JOB_RULES.of(call.model).degrade, refusal.code or ""
         part = PART.find(call)
         if part is not None and part.step is not None:  # its answer is kept as a step's, or nowhere
             raise refusal
-        if not call.key.accepts_202 or call.lane not in rules.lanes or code not in rules.when:
+        if not ACCEPTS_202.of(call.key) or call.lane not in rules.lanes or code not in rules.when:
             raise refusal
         try:
             job = await self._degraded.accept(call, refusal)
@@ -126,7 +127,7 @@ class AsyncAnswers(CallFeature):
 
         Raises KeyReused where that was another request.
         """
-        if not call.key.accepts_202 or call.lane not in call.model.jobs.degrade.lanes:
+        if not ACCEPTS_202.of(call.key) or call.lane not in JOB_RULES.of(call.model).degrade.lanes:
             return None
         try:
             job, answer = await self._degraded.find(call) or (None, None)

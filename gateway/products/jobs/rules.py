@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from gateway.core.balancing import Backoff, CostRule
+from gateway.core.snapshot import Setting
 from gateway.core.types import Lane
 from gateway.fleet.lease import SharedState
 from gateway.products.responses.rules import StoreMode
@@ -229,3 +230,11 @@ class Jobs:
     def is_on(self) -> bool:
         """Returns whether this gateway has a store of jobs."""
         return self.settings.is_on
+
+
+JOBS: Final[Setting[Jobs]] = Setting("jobs", Jobs())
+"""The rules of durable work: where it is kept, and how it runs."""
+JOB_RULES: Final[Setting[JobRules]] = Setting("jobs of a model", JobRules())
+"""How the jobs of a model are tried."""
+ACCEPTS_202: Final[Setting[bool]] = Setting("accepts_202", False)
+"""The callers of a key take a job for an answer, where their call would be refused and its rules have that."""

@@ -18,6 +18,7 @@ import orjson
 from gateway.core.snapshot import Model, PolicySnapshot, Setting, with_settings
 from gateway.core.types import Lane
 from gateway.features.output.rules import CHECKED
+from gateway.products.jobs.rules import JOB_RULES, JOBS
 from gateway.products.pipelines.templates import (
     Condition,
     Path,
@@ -188,7 +189,11 @@ PIPELINES: Final[Setting[Mapping[str, PipelinePlan]]] = Setting("pipelines", {})
 def find_pipeline(policy: PolicySnapshot, name: str) -> Model | None:
     """Returns the model of this name, `pipelines/` before it; None: there is no such pipeline."""
     plan = PIPELINES.of(policy).get(name.removeprefix(PREFIX))
-    return None if plan is None else with_settings(Model(name, (), (), jobs=policy.jobs.default), {PIPELINE: plan})
+    return (
+        None
+        if plan is None
+        else with_settings(Model(name, (), ()), {PIPELINE: plan, JOB_RULES: JOBS.of(policy).default})
+    )
 
 
 # --- from the source to the plan, with all that is wrong ---

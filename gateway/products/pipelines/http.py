@@ -27,6 +27,7 @@ from gateway.products.jobs.answers_http import accepted_headers, show_job, store
 from gateway.products.jobs.calls import StepOfRun
 from gateway.products.jobs.model import Job, JobsUnavailable, StoredAnswer
 from gateway.products.jobs.request import read_option_headers, responds_async
+from gateway.products.jobs.rules import JOBS
 from gateway.products.jobs.service import JobService
 from gateway.products.pipelines.advance import RUN, PipelineUnfinished
 from gateway.products.pipelines.compile import PIPELINE
@@ -63,7 +64,7 @@ class PipelineAnswers(CallFeature):
         """Returns itself for models that are pipelines. Raises JobsUnavailable where there are no jobs."""
         if PIPELINE not in facts.model.settings:
             return None
-        if self._jobs is None or not facts.policy.jobs.is_on:
+        if self._jobs is None or not JOBS.of(facts.policy).is_on:
             raise JobsUnavailable(
                 f"{facts.model.name} is a pipeline, whose runs are jobs, and this gateway keeps none (jobs.store: off)."
             )

@@ -28,6 +28,7 @@ from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents
 from gateway.products.jobs.model import RESPONSE, Job, is_ours, list_page
 from gateway.products.jobs.request import read_option_headers
+from gateway.products.jobs.rules import JOBS
 from gateway.products.responses.keeping import keeping_of
 from gateway.products.responses.rules import (
     BackgroundRefused,
@@ -142,7 +143,7 @@ def _is_providers(call: Call) -> bool:
 
     So it is where the config leaves what is kept to it, or only the caller's own credential would do, which no job has.
     """
-    if not call.policy.jobs.settings.takes_files:
+    if not JOBS.of(call.policy).settings.takes_files:
         return True
     return call.credential is not None and bare_provider(call.policy, call.model) is not None
 

@@ -6,7 +6,8 @@ from typing import Final
 
 from gateway.core.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Endpoint
-from gateway.products.responses.rules import Keeping
+from gateway.products.jobs.rules import JOB_RULES, JOBS
+from gateway.products.responses.rules import KEEPS_RESPONSES, Keeping
 
 RESPONSES = "responses"
 STATELESS: Final = frozenset(("deepseek", "groq"))
@@ -15,11 +16,11 @@ STATELESS: Final = frozenset(("deepseek", "groq"))
 
 def keeping_of(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint) -> Keeping | None:
     """Returns who keeps responses of this key's calls; None: the call makes none, or the gateway keeps nothing at all."""
-    if endpoint.name != RESPONSES or not policy.jobs.is_on:
+    if endpoint.name != RESPONSES or not JOBS.of(policy).is_on:
         return None
-    if not key.keeps_responses:
+    if not KEEPS_RESPONSES.of(key):
         return "never"
-    return model.jobs.responses.store or usual_keeping(model)
+    return JOB_RULES.of(model).responses.store or usual_keeping(model)
 
 
 def usual_keeping(model: Model) -> Keeping:

@@ -17,6 +17,7 @@ import orjson
 
 from gateway.core.errors import CallerFault, InvalidRequest
 from gateway.core.openai.sse import event_data, event_json, json_object, split_events
+from gateway.core.snapshot import Setting
 from gateway.products.jobs.model import RESPONSE, Job, JobState, derived_response_id, is_ours
 from gateway.products.responses.store import StoredResponse
 
@@ -27,6 +28,8 @@ StoreMode = Literal["provider", "gateway", "off", "never"]
 Keeping = Literal["provider", "asked", "gateway", "off", "never"]
 """As StoreMode; `asked`: the gateway, those that ask for it, because no one account has them all."""
 MOST_ID_CHARS: Final = 256
+KEEPS_RESPONSES: Final[Setting[bool]] = Setting("keeps_responses", True)
+"""False: the gateway keeps none of the responses of a key, so none runs in the background."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from gateway.products.jobs.model import (
     new_id,
 )
 from gateway.products.jobs.request import QUERY, URGENT_FROM, USUAL_PRIORITY, canonical, read_metadata
-from gateway.products.jobs.rules import JobRules
+from gateway.products.jobs.rules import JOBS, JobRules
 from gateway.products.jobs.service import refuse_callers_credential, segment_of
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.upkeep import Watchers
@@ -410,7 +410,7 @@ class ForegroundResponses:
             id=response["id"],
             tenant=call.tenant,
             created_at=now,
-            keep_until=now + call.policy.jobs.default.keep_responses_s,
+            keep_until=now + JOBS.of(call.policy).default.keep_responses_s,
             previous_id=response["previous_response_id"] or "",
             body=orjson.dumps(response),
             input_items=orjson.dumps(own),

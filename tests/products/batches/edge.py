@@ -21,14 +21,14 @@ from gateway.core.clock import SystemClock
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import NoTargetAvailable
 from gateway.core.http.server import HttpServer, bind
-from gateway.core.snapshot import Policies, PolicySnapshot
+from gateway.core.snapshot import Policies, PolicySnapshot, with_settings
 from gateway.core.types import Upstream
 from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.finish import PartialFiles
 from gateway.products.batches.http import BatchRoutes, MergedLists
 from gateway.products.batches.service import BatchService, FileService
 from gateway.products.jobs.answers_http import EventReaders
-from gateway.products.jobs.rules import Jobs, JobSettings
+from gateway.products.jobs.rules import JOBS, Jobs, JobSettings
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import Watchers
 from gateway.routes import build_app
@@ -61,7 +61,7 @@ def snapshot(folder: Path, settings: Mapping[str, Any] | None = None, **sections
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config_of("http://127.0.0.1:9/v1", **{"keys": KEYS, **sections})))
     policy = load_snapshot(path, {}, sections=SECTIONS, connect=_no_upstream, version=1, now_wall=0.0)
-    return replace(policy, jobs=Jobs(replace(JobSettings(), store="memory", **(settings or {}))))
+    return with_settings(policy, {JOBS: Jobs(replace(JobSettings(), store="memory", **(settings or {})))})
 
 
 def _no_upstream(_provider: object, _model: str | None) -> Upstream:
@@ -117,9 +117,11 @@ async def job_edge(
     async def open_store() -> JobStore:
         return store
 
-    files = FileService(open_store, open_store, kept, clock, lambda: policies.current.jobs, os.urandom)
+    files = FileService(open_store, open_store, kept, clock, lambda: JOBS.of(policies.current), os.urandom)
     watchers = Watchers(clock)
-    batches = BatchService(open_store, open_store, watchers, clock, lambda: policies.current.jobs.default, os.urandom)
+    batches = BatchService(
+        open_store, open_store, watchers, clock, lambda: JOBS.of(policies.current).default, os.urandom
+    )
     readers = EventReaders()
 
     async def serve(call: Call) -> Reply:

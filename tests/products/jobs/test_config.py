@@ -15,6 +15,8 @@ from gateway.fleet.lease import SharedState
 from gateway.products.jobs.config import FILE
 from gateway.products.jobs.rules import (
     IN_REDIS,
+    JOB_RULES,
+    JOBS,
     BatchRules,
     DeadLetterRules,
     DegradeRules,
@@ -41,12 +43,12 @@ IN_MEMORY = (
 
 def load_jobs(folder: Path, text: str = "") -> Jobs:
     """What a good config with these lines says of jobs."""
-    return load_text(folder, f"{text}\n{GOOD}").jobs
+    return JOBS.of(load_text(folder, f"{text}\n{GOOD}"))
 
 
 def load_rules(folder: Path, text: str) -> JobRules:
     """What the set `default` of this jobs.yaml compiles to."""
-    return load_text(folder, with_policies(folder, jobs=text)).jobs.default
+    return JOBS.of(load_text(folder, with_policies(folder, jobs=text))).default
 
 
 # --- the section ---
@@ -114,7 +116,7 @@ def test_jobs_are_in_the_redis_that_has_the_state(tmp_path: Path) -> None:
     shared = SharedState("redis://h:1/0", namespace="mine")
     snapshot = load_text(tmp_path, f"state: {{redis: 'redis://h:1/0', namespace: mine}}\n{GOOD}")
 
-    assert snapshot.jobs.settings == JobSettings(redis=shared, files=IN_REDIS)
+    assert JOBS.of(snapshot).settings == JobSettings(redis=shared, files=IN_REDIS)
     assert IN_MEMORY in snapshot.notices
     settings = load_jobs(tmp_path, 'state: redis://h:1/0\njobs: {store: "sqlite:///j.db"}').settings
     assert (settings.store, settings.redis, settings.files) == (f"{tmp_path}/j.db", None, f"{tmp_path}/j.db.files")
@@ -144,7 +146,7 @@ def test_jobs_can_have_a_redis_of_their_own(tmp_path: Path, store: str, shared: 
     """In all the forms of `state`; its login is shown nowhere."""
     snapshot = load_text(tmp_path, f"jobs: {{store: {store}, accept: replicated, files: 'file:///srv/files'}}\n{GOOD}")
 
-    assert snapshot.jobs.settings == JobSettings(redis=shared, accept="replicated", files="/srv/files")
+    assert JOBS.of(snapshot).settings == JobSettings(redis=shared, accept="replicated", files="/srv/files")
     assert IN_MEMORY not in snapshot.notices
     assert ":p@" not in json.dumps(describe(snapshot))
     assert [one for one in snapshot.notices if one.startswith("jobs.store: ")]
@@ -188,7 +190,7 @@ def test_files_and_batches_go_on_where_they_went_before(
     """A `passthrough` has them until somebody asks for jobs; that is said at start."""
     snapshot = load_text(tmp_path, f"{text}\n{GOOD}")
 
-    assert snapshot.jobs.settings.takes_files is takes_files
+    assert JOBS.of(snapshot).settings.takes_files is takes_files
     assert tuple(one for one in snapshot.notices if "batches" in one) == notices
 
 
@@ -297,7 +299,7 @@ def test_a_model_picks_a_set(tmp_path: Path) -> None:
 
     picked = load_text(tmp_path, config.replace("gpt-4o]}", "gpt-4o], jobs: patient}"))
 
-    assert picked.models["gpt-4o"].jobs.attempts == 50
+    assert JOB_RULES.of(picked.models["gpt-4o"]).attempts == 50
     assert problems_of(tmp_path, config.replace("gpt-4o]}", "gpt-4o], jobs: patent}")) == [
         'config.yaml:5: models.gpt-4o.jobs: no set "patent"; did you mean "patient"?'
     ]
@@ -315,7 +317,7 @@ def test_half_price_is_read_and_who_gets_nothing_is_told(tmp_path: Path) -> None
     text = f"default: &set {{batches: {{run: native, native: {native}}}}}\nother: *set\n"
     snapshot = load_text(tmp_path, with_policies(tmp_path, jobs=text))
 
-    assert snapshot.jobs.default.batches.native == NativeRules(9, 8, 0.125, 0.4, {"openai": 2, "opnai": 1})
+    assert JOBS.of(snapshot).default.batches.native == NativeRules(9, 8, 0.125, 0.4, {"openai": 2, "opnai": 1})
     assert [one for one in snapshot.notices if "native" in one] == [
         'no lines of batches go to opnai, which native.split names: it is no provider; did you mean "openai"?'
     ]

@@ -6,17 +6,29 @@ import ssl
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Final
+from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from gateway.core.config.fields import Names, ProxyUrl, Text, problem_of, split_url
-from gateway.core.config.schema import ConfigFile, Entry, check
+from gateway.core.config.describe import masked, plain
+from gateway.core.config.describe import shown as shown_fields
+from gateway.core.config.fields import Names, ProxyUrl, Section, Text, problem_of, split_url
+from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings, placed_after
+from gateway.core.config.schema import Entry, KeyEntry, check
 from gateway.core.config.source import Document, Path, beside, did_you_mean
-from gateway.core.snapshot import Key
-from gateway.products.jobs.rules import JobRules, JobSettings
-from gateway.products.jobs.webhooks.rules import EVENTS, REQUESTED, WebhookRules, Webhooks, WebhookSettings
+from gateway.core.snapshot import Key, PolicySnapshot, with_settings
+from gateway.products.jobs.rules import JOBS, JobRules, JobSettings
+from gateway.products.jobs.webhooks.rules import (
+    EVENTS,
+    REQUESTED,
+    WEBHOOK_SECRETS,
+    WEBHOOK_SETTINGS,
+    WEBHOOKS,
+    WebhookRules,
+    Webhooks,
+    WebhookSettings,
+)
 from gateway.products.jobs.webhooks.secrets_config import HookSecrets
 
 MOST_NAME_CHARS: Final = 64
@@ -52,11 +64,47 @@ class WebhookEntry(Entry):
     tenants: list[Text] = Field(default=[])
 
 
-def webhook_section(document: Document, config: ConfigFile, keys: Iterable[Key]) -> Webhooks:
+class WebhooksSection(SectionSpec):
+    """The sections `webhooks` and `webhook_settings`, and `webhook_secrets` of a key."""
+
+    of_file: ClassVar[EntryField[dict[str, Any]]] = EntryField("webhooks", Section, {}, after="jobs")
+    of_settings: ClassVar[EntryField[dict[str, Any]]] = EntryField("webhook_settings", Section, {}, after="webhooks")
+    of_key: ClassVar[EntryField[list[bytes] | None]] = EntryField(
+        "webhook_secrets", HookSecrets | None, None, after="workflow"
+    )
+    file_fields = (of_file, of_settings)
+    key_fields = (of_key,)
+
+    def read_key(self, reading: ConfigReading, path: Path, entry: KeyEntry) -> Settings:
+        return {WEBHOOK_SECRETS: tuple(self.of_key.of(entry) or ())}
+
+    def read_sections(self, reading: ConfigReading) -> None:
+        document, config = reading.document, reading.config
+        reading.settings[WEBHOOKS] = webhook_section(document, self.of_file.of(config), reading.keys.values())
+        reading.settings[WEBHOOK_SETTINGS] = webhook_settings(document, has_keys=bool(config.keys))
+
+    def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
+        """Gives the caller of a gateway without keys the secrets that sign the deliveries of its requests."""
+        secrets = WEBHOOK_SETTINGS.of(snapshot).request_secrets
+        return replace(snapshot, anonymous=with_settings(snapshot.anonymous, {WEBHOOK_SECRETS: secrets}))
+
+    def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterator[str]:
+        jobs = JOBS.of(snapshot)
+        return webhook_notices(WEBHOOKS.of(snapshot), jobs.settings, jobs.default, snapshot.keys.values())
+
+    def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
+        """Shows the receivers, and how webhooks leave, without what may be secret."""
+        shown = placed_after(["passthrough_admin"], shown, webhooks=plain(WEBHOOKS.of(snapshot)))
+        settings = WEBHOOK_SETTINGS.of(snapshot)
+        proxy = masked(settings.egress_proxy) if settings.egress_proxy else None
+        return placed_after(["models"], shown, webhook_settings=shown_fields(settings, egress_proxy=proxy))
+
+
+def webhook_section(document: Document, names: Iterable[str], keys: Iterable[Key]) -> Webhooks:
     """Returns the endpoints by name; notes the section's problems."""
     keys = tuple(keys)
     found: dict[str, WebhookRules] = {}
-    for name in config.webhooks:
+    for name in names:
         path: Path = ("webhooks", name)
         if not name.isascii() or not name.isprintable() or not 0 < len(name) <= MOST_NAME_CHARS:
             document.complain(
@@ -83,13 +131,13 @@ def webhook_section(document: Document, config: ConfigFile, keys: Iterable[Key])
     return found
 
 
-def webhook_settings(document: Document, config: ConfigFile) -> WebhookSettings:
+def webhook_settings(document: Document, *, has_keys: bool) -> WebhookSettings:
     """Returns how webhooks leave; notes the section's problems."""
     path: Path = ("webhook_settings",)
     entry = check(WebhookSettingsEntry, document, path)
     if entry is None:
         return WebhookSettings()
-    if entry.request_secrets and config.keys:
+    if entry.request_secrets and has_keys:
         document.complain(
             (*path, "request_secrets"),
             "is for a gateway without keys; with keys each has its own, as keys[].webhook_secrets: who shares a secret can "
@@ -100,11 +148,6 @@ def webhook_settings(document: Document, config: ConfigFile) -> WebhookSettings:
         shown = document.show((*path, "ca_file"), entry.ca_file)
         document.complain((*path, "ca_file"), f"there is no file with certificates (PEM) at {shown}")
     return WebhookSettings(entry.egress_proxy, ca_file, tuple(entry.request_secrets or ()))
-
-
-def signing(anonymous: Key, settings: WebhookSettings) -> Key:
-    """Returns the caller of a gateway without keys, with the secrets that sign the deliveries of its requests."""
-    return replace(anonymous, webhook_secrets=settings.request_secrets)
 
 
 def _has_certificates(file: str) -> bool:
@@ -122,7 +165,7 @@ def webhook_notices(webhooks: Webhooks, jobs: JobSettings, rules: JobRules, keys
     for hook in webhooks.values():
         if hook.url.startswith("http://"):
             yield f"webhooks.{hook.name}: its events go over the wire in the clear: use https"
-    if rules.allow_request_urls and keys and not any(key.webhook_secrets for key in keys):
+    if rules.allow_request_urls and keys and not any(WEBHOOK_SECRETS.of(key) for key in keys):
         yield "jobs.yaml allows URLs in requests, and no key has webhook_secrets to sign what they are told: none can name one"
 
 

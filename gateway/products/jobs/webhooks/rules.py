@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.core.snapshot import Setting
 from gateway.products.jobs.model import Job, JobKind, JobState, NewJob, derived_event_ids, derived_redelivery_id
 from gateway.products.responses.rules import STATUS
 
@@ -71,6 +72,11 @@ class WebhookRules:
 
 Webhooks = Mapping[str, WebhookRules]
 """The endpoints by name, in the order of the config."""
+WEBHOOKS: Final[Setting[Webhooks]] = Setting("webhooks", {})
+"""The receivers of the ends of jobs, by name."""
+WEBHOOK_SETTINGS: Final[Setting[WebhookSettings]] = Setting("webhook_settings", WebhookSettings())
+WEBHOOK_SECRETS: Final[Setting[tuple[bytes, ...]]] = Setting("webhook_secrets", ())
+"""Secrets of a key that sign what goes to URLs which its requests name; without any they cannot name one."""
 
 
 # --- when a delivery is tried, and what an endpoint's answer means for it and for the endpoint ---

@@ -38,6 +38,7 @@ from gateway.products.jobs.webhooks.rules import (
     TENANT,
     TENANT_IN_FLIGHT,
     TIMEOUT_S,
+    WEBHOOK_SECRETS,
     DeliveryResult,
     WebhookRules,
     Webhooks,
@@ -262,7 +263,7 @@ def refuse_request_url(url: str, rules: JobRules, key: Key) -> None:
             "policies/jobs.yaml, or name the endpoint in the config's section 'webhooks'.",
             param="webhook",
         )
-    if url and not key.webhook_secrets:
+    if url and not WEBHOOK_SECRETS.of(key):
         raise WebhookNotAllowed(
             f"Nothing would sign what the URL in 'webhook' is told: give the key '{key.name}' webhook_secrets in the "
             "config, or webhook_settings.request_secrets where there are no keys.",

@@ -9,7 +9,8 @@ import orjson
 import trustme
 
 from gateway.core.config.describe import describe
-from gateway.products.jobs.webhooks.rules import WebhookRules
+from gateway.products.jobs.rules import JOBS
+from gateway.products.jobs.webhooks.rules import WEBHOOK_SECRETS, WEBHOOK_SETTINGS, WEBHOOKS, WebhookRules
 from tests.rows import rows
 from tests.support.configs import ENVIRON, GOOD, load_text, problems_of
 
@@ -27,7 +28,7 @@ def with_hook(entry: str, name: str = "crm") -> str:
 
 
 def hook(folder: Path, entry: str) -> WebhookRules:
-    return load_text(folder, with_hook(entry), SECRETS).webhooks["crm"]
+    return WEBHOOKS.of(load_text(folder, with_hook(entry), SECRETS))["crm"]
 
 
 def test_an_endpoint_is_read_with_both_its_secrets(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_nothing_shows_a_secret_or_the_path_of_a_url(tmp_path: Path) -> None:
     """Neither the description of the config, nor the text of any of its parts, nor a notice."""
     text = with_hook('{url: "http://crm.internal/p4th?t0ken=1", secrets: ["${HOOK_NEW}", "${HOOK_OLD}"]}')
     snapshot = load_text(tmp_path, text, SECRETS)
-    shown = orjson.dumps(describe(snapshot)).decode() + repr(snapshot) + repr(snapshot.webhooks)
+    shown = orjson.dumps(describe(snapshot)).decode() + repr(snapshot) + repr(WEBHOOKS.of(snapshot))
 
     assert '"origin":"http://crm.internal"' in shown
     for secret in (RAW, ENCODED[6:], "p4th", "t0ken"):
@@ -133,11 +134,11 @@ def test_a_key_has_secrets_of_its_own_for_urls_of_its_requests(tmp_path: Path) -
     open_to_all = load_text(tmp_path, f'{GOOD}webhook_settings: {{request_secrets: ["${{HOOK_OLD}}"]}}\n', SECRETS)
     shown = "".join(orjson.dumps(describe(one)).decode() + repr(one) for one in (snapshot, open_to_all))
 
-    assert {key.name: key.webhook_secrets for key in snapshot.keys.values()} == {
+    assert {key.name: WEBHOOK_SECRETS.of(key) for key in snapshot.keys.values()} == {
         "web": (),
         "nightly": (bytes(range(32)), RAW.encode()),
     }
-    assert open_to_all.anonymous.webhook_secrets == (RAW.encode(),)
+    assert WEBHOOK_SECRETS.of(open_to_all.anonymous) == (RAW.encode(),)
     assert RAW not in shown
     assert ENCODED[6:] not in shown
 
@@ -149,7 +150,7 @@ def test_the_proxy_and_the_authorities_of_webhooks_are_read(tmp_path: Path) -> N
     snapshot = load_text(tmp_path, text, SECRETS)
     described = describe(snapshot)["webhook_settings"]
 
-    assert snapshot.webhook_settings.egress_proxy == "http://u:pr0xy@proxy:3128"
+    assert WEBHOOK_SETTINGS.of(snapshot).egress_proxy == "http://u:pr0xy@proxy:3128"
     assert described == {"egress_proxy": "http://***@proxy:3128", "ca_file": str(tmp_path / "ca.pem")}
     assert "pr0xy" not in repr(snapshot)
 
@@ -191,5 +192,5 @@ def test_urls_that_nothing_could_sign_are_worth_a_word(tmp_path: Path) -> None:
 
     (tmp_path / "policies/jobs.yaml").write_text("default: {allow_request_urls: true}\n")
     snapshot = load_text(tmp_path, f"{GOOD}{KEYS}policies: policies\n", SECRETS)
-    assert snapshot.jobs.default.allow_request_urls
+    assert JOBS.of(snapshot).default.allow_request_urls
     assert any("no key has webhook_secrets" in notice for notice in snapshot.notices)

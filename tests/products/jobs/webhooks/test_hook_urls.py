@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.snapshot import Key
+from gateway.core.snapshot import Key, with_settings
 from gateway.products.jobs import worker as worker_module
 from gateway.products.jobs.model import JobState
 from gateway.products.jobs.rules import JobRules
@@ -24,6 +24,7 @@ from gateway.products.jobs.webhooks.rules import (
     REQUESTED,
     SCHEDULE_S,
     TENANT_IN_FLIGHT,
+    WEBHOOK_SECRETS,
     DeliveryResult,
 )
 from gateway.products.jobs.webhooks.service import (
@@ -298,7 +299,7 @@ def test_memory_is_bounded_over_any_number_of_hosts() -> None:
 
 def test_urls_of_requests_are_refused_until_they_are_allowed_and_signed() -> None:
     """Naming the field, and the remedy."""
-    key = Key("web", "t", b"d", webhook_secrets=(SECRET,))
+    key = with_settings(Key("web", "t", b"d"), {WEBHOOK_SECRETS: (SECRET,)})
 
     refuse_request_url(URL, ALLOWING, key)
     refuse_request_url("", JobRules(), Key("web", "t", b"d"))
