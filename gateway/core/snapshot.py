@@ -30,11 +30,11 @@ from gateway.core.types import (
     QueueBounds,
     RawHeaders,
     Server,
+    SharedState,
     StoreBounds,
     Upstream,
 )
 from gateway.credentials.auth import CloudAuth
-from gateway.fleet.lease import SharedState
 
 # --- what products compile of the config: the core carries it, and does not know what it is ---
 

@@ -724,3 +724,23 @@ class StoreBounds:
     """Rows of vectors per partition."""
     objects: int = 1_000_000
     """The objects of which it is remembered whose they are."""
+
+
+# --- the Redis that replicas share, as the config names it ---
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """The Redis that replicas share; fixed at start."""
+
+    url: str = field(repr=False)
+    """`redis://`, `rediss://`, `redis+sentinel://host:port,host:port/service/db` or `redis+cluster://host:port,host:port`."""
+    namespace: str = "gateway"
+    """Before every key: gateways of the same namespace are replicas of each other."""
+    timeout_s: float = 0.05
+    """Seconds of one operation; no call waits longer, nor twice."""
+    connections: int = 4
+    """To each server, besides the one of the subscription."""
+    replicas: int = 1
+    """The least number of replicas, as long as the store has not said how many there are."""
+    ca_file: str | None = None

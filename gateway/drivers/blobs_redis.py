@@ -16,9 +16,9 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any, Final, Protocol
 
+from gateway.core.types import SharedState
 from gateway.drivers.blobs import check_name
 from gateway.drivers.redis.link import BackgroundTasks, Link, Script, StoreGone, load_script
-from gateway.fleet.lease import SharedState
 from gateway.products.jobs.model import JobsUnavailable, NotDurable, OutcomeUnknown
 
 MOST_BYTES: Final = 512 * 1024 * 1024

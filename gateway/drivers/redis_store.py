@@ -14,7 +14,7 @@ from itertools import islice
 from secrets import token_bytes
 
 from gateway.core.ports import Answers, Objects, PeerBus, Records, StoreHealth, Vectors
-from gateway.core.types import StoreBounds
+from gateway.core.types import SharedState, StoreBounds
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.ownership.redis import RedisObjects
 from gateway.features.reuse.redis_answers import RedisAnswers
@@ -22,7 +22,6 @@ from gateway.features.reuse.redis_records import RedisRecords
 from gateway.features.runs.redis import SharedRunRecords
 from gateway.features.runs.store import RunStore
 from gateway.features.semantic.redis import RedisVectors
-from gateway.fleet.lease import SharedState
 from gateway.fleet.leases import Leases
 from gateway.fleet.redis import RedisLeases, RedisNews
 

@@ -1,13 +1,12 @@
 """The message by which a replica asks the store for a part of one shared limit, and the reply.
 
-First comes the demand, from which a replica knows how much to ask for, then the ask and the reply, then `SharedState`, the
-Redis as the config names it, and last what the replica knows of the whole limit by the last reply. Amounts are in the
-limit's own unit.
+First comes the demand, from which a replica knows how much to ask for, then the ask and the reply, and last what the replica
+knows of the whole limit by the last reply. Amounts are in the limit's own unit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import floor, inf
 
 from gateway.core.limits.limit_table import LimitKind
@@ -141,26 +140,6 @@ class LeaseReply:
     """The seconds until a window starts anew."""
     most: float = float("inf")
     """The most slots that a replica may hold while another waits for one; it gives back those that come free above that."""
-
-
-# --- the Redis that replicas share, as the config names it ---
-
-
-@dataclass(frozen=True, slots=True)
-class SharedState:
-    """The Redis that replicas share; fixed at start."""
-
-    url: str = field(repr=False)
-    """`redis://`, `rediss://`, `redis+sentinel://host:port,host:port/service/db` or `redis+cluster://host:port,host:port`."""
-    namespace: str = "gateway"
-    """Before every key: gateways of the same namespace are replicas of each other."""
-    timeout_s: float = 0.05
-    """Seconds of one operation; no call waits longer, nor twice."""
-    connections: int = 4
-    """To each server, besides the one of the subscription."""
-    replicas: int = 1
-    """The least number of replicas, as long as the store has not said how many there are."""
-    ca_file: str | None = None
 
 
 # --- what a replica knows of the whole of a shared limit ---

@@ -5,8 +5,8 @@ from __future__ import annotations
 from secrets import token_hex
 from typing import Any
 
+from gateway.core.types import SharedState
 from gateway.drivers.blobs_redis import RedisBlobs
-from gateway.fleet.lease import SharedState
 from gateway.products.jobs.store import Blobs
 
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
+from gateway.core.types import SharedState
 from gateway.drivers import blobs_redis
 from gateway.drivers.blobs_redis import PART_BYTES, RedisBlobs
-from gateway.fleet.lease import SharedState
 from gateway.products.batches.finish import PartialFile, PartialFiles
 from gateway.products.jobs import redis_partitions as durability
 from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown, StoredFile

@@ -17,6 +17,7 @@ import pytest
 import trustme
 from redis.crc import key_slot
 
+from gateway.core.types import SharedState
 from gateway.drivers.redis import link as redis_link
 from gateway.drivers.redis import wire
 from gateway.drivers.redis import wire as redis_server_module
@@ -32,7 +33,6 @@ from gateway.drivers.redis.wire import (
     connect,
     master_of,
 )
-from gateway.fleet.lease import SharedState
 from tests.rows import rows
 from tests.support.redis_servers import RedisCluster, RedisServer, proxied, redis_server, redis_watched
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.ports import PeerMessage
+from gateway.core.types import SharedState
 from gateway.drivers.redis_store import RedisStore
-from gateway.fleet.lease import SharedState
 from tests.support.conformance import KIB, ROOMY, digest, entries, kept, row, settle
 from tests.support.redis_servers import RedisServer, free_port, redis_cluster, redis_server
 from tests.support.redis_support import loaded, until

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway.core.types import SharedState
 from gateway.drivers.redis import link as redis_link
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease import SharedState
 from tests.support.redis_servers import RedisServer
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway.core.types import SharedState
 from gateway.drivers.redis.link import Link, StoreGone
-from gateway.fleet.lease import LeaseAsk, SharedState
+from gateway.fleet.lease import LeaseAsk
 from gateway.fleet.redis import LATE_S, RedisLeases
 from tests.fleet.lease_fleet import (
     BEGIN,

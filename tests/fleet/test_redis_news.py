@@ -12,8 +12,8 @@ from itertools import count
 import pytest
 
 from gateway.core.ports import PeerMessage
+from gateway.core.types import SharedState
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease import SharedState
 from gateway.fleet.redis import MEMORY_S, MOST_DELAYED, MOST_KEPT, OVER_S, RedisNews, ServerTime
 from tests.support.redis_servers import RedisServer, proxied, redis_cluster, redis_server
 

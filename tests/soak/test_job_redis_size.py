@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet.lease import SharedState
+from gateway.core.types import SharedState
 from gateway.products.jobs.model import (
     FINALISE,
     ChunkPlan,

@@ -13,8 +13,8 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.core.limits.target_limits import Gate
 from gateway.core.ports import PeerMessage
+from gateway.core.types import SharedState
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease import SharedState
 from gateway.fleet.news import FleetNews
 from gateway.fleet.redis import RedisNews
 from tests.soak.conftest import Report

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.fleet.lease import SharedState
+from gateway.core.types import SharedState
 from gateway.products.jobs.model import (
     CHECK,
     FINALISE,

@@ -10,9 +10,8 @@ from secrets import token_hex
 from redis import Redis
 
 from gateway.core.clock import SharedClock
-from gateway.core.types import Lane
+from gateway.core.types import Lane, SharedState
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease import SharedState
 from gateway.products.jobs.model import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
 from gateway.products.jobs.redis import RedisJobStore, partitions_of
 from gateway.products.jobs.redis_partitions import JobDurability

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol, cast
 import orjson
 
 from gateway.core.call import Call, Reply
+from gateway.core.types import SharedState
 from gateway.drivers.redis.link import Link, Script
 from gateway.drivers.redis.wire import Part
-from gateway.fleet.lease import SharedState
 from gateway.products.batches.finish import BatchFinalizer
 from gateway.products.jobs.model import FINALISE, ClaimedWork, Job, derived_file_id
 from gateway.products.jobs.redis import partitions_of

@@ -18,8 +18,7 @@ from gateway.core.config.admission import windows_of
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import BodyEdits
 from gateway.core.snapshot import Counting, DescribesSettings, Key, Model, PolicySnapshot, Provider, Rates, Target
-from gateway.core.types import Server
-from gateway.fleet.lease import SharedState
+from gateway.core.types import Server, SharedState
 
 
 def plain(value: object) -> Any:

@@ -19,7 +19,7 @@ from pydantic import Field, create_model
 from gateway.core.config.schema import ConfigFile, Entry, EntryT, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
 from gateway.core.config.source import Document, Path, Problem
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider, Setting
-from gateway.fleet.lease import SharedState
+from gateway.core.types import SharedState
 
 FieldT = TypeVar("FieldT")
 HAVE_EMBEDDINGS: Final = "; Gemini, Vertex AI, and Titan and Cohere at Bedrock have embeddings, and so have OpenAI's"

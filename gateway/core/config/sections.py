@@ -58,11 +58,10 @@ from gateway.core.snapshot import (
     targets_hidden_from_callers,
     with_settings,
 )
-from gateway.core.types import EMULATOR, Server
+from gateway.core.types import EMULATOR, Server, SharedState
 from gateway.credentials.config import cloud_auth
 from gateway.dialects.known import LISTS
 from gateway.dialects.target_languages import TargetLanguages, languages_of
-from gateway.fleet.lease import SharedState
 from gateway.products.realtime.rules import why_no_sessions
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field
 from gateway.core.config.fields import SQLITE, Count, Duration, Section, Text, problem_of, refuse_unfilled
 from gateway.core.config.schema import ConfigFile, Entry, check
 from gateway.core.config.source import Document, Path, beside, is_file, kind_of
-from gateway.fleet.lease import SharedState
+from gateway.core.types import SharedState
 
 MEMORY: Final = "memory"
 REDIS: Final = "redis"

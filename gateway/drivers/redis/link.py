@@ -25,6 +25,7 @@ from redis.asyncio.client import PubSub
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError
 
+from gateway.core.types import SharedState
 from gateway.drivers.redis.wire import (
     Node,
     NoReply,
@@ -46,7 +47,6 @@ from gateway.drivers.redis.wire import (
     reason_of,
     script_of,
 )
-from gateway.fleet.lease import SharedState
 
 __all__ = ["Link", "NoReply", "Script", "StoreGone", "StoreRefused", "load_script", "script_of"]
 

@@ -34,7 +34,7 @@ from redis.exceptions import AskError, AuthenticationError, NoScriptError, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from gateway.fleet.lease import SharedState
+from gateway.core.types import SharedState
 
 Node = tuple[str, int]
 """Host and port."""

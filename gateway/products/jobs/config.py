@@ -19,7 +19,7 @@ from gateway.core.config.schema import Entry, KeyEntry, ModelEntry, check
 from gateway.core.config.source import Document, Path, beside, did_you_mean, kind_of
 from gateway.core.config.state import SCHEMES, redis_at
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider
-from gateway.fleet.lease import SharedState
+from gateway.core.types import SharedState
 from gateway.products.batches.native.rules import has_batch_api, may_take
 from gateway.products.jobs.policies_config import read_jobs
 from gateway.products.jobs.rules import ACCEPTS_202, IN_REDIS, JOB_RULES, JOBS, Accept, JobRules, Jobs, JobSettings

@@ -19,10 +19,9 @@ from typing import Final
 
 from gateway.core.clock import SharedClock
 from gateway.core.errors import StoreUnusable
-from gateway.core.types import Lane
+from gateway.core.types import Lane, SharedState
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.runs.redis import RedisRuns
-from gateway.fleet.lease import SharedState
 from gateway.products.batches.redis import RedisJobFiles
 from gateway.products.jobs import redis_acceptance as acceptance
 from gateway.products.jobs import redis_records as records

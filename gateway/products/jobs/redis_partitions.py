@@ -20,8 +20,8 @@ from typing import Any, Final, Literal, TypeVar
 
 from gateway.core.clock import SharedClock
 from gateway.core.errors import StoreUnusable
+from gateway.core.types import SharedState
 from gateway.drivers.redis.link import Link, NoReply, Script, StoreGone, StoreRefused, script_of
-from gateway.fleet.lease import SharedState
 from gateway.products.jobs.model import ClaimedWork, JobsUnavailable, NotDurable, OutcomeUnknown
 
 log = logging.getLogger("gateway.jobs")

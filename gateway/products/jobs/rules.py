@@ -8,8 +8,7 @@ from typing import Final, Literal
 
 from gateway.core.balancing import Backoff, CostRule
 from gateway.core.snapshot import Setting
-from gateway.core.types import Lane
-from gateway.fleet.lease import SharedState
+from gateway.core.types import Lane, SharedState
 from gateway.products.responses.rules import StoreMode
 
 _BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)

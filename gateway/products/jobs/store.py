@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import Literal, Protocol
 
 from gateway.core.clock import Ahead, SharedClock, never_ahead
-from gateway.core.types import Lane
+from gateway.core.types import Lane, SharedState
 from gateway.drivers.blobs import DirectoryBlobs
 from gateway.features.runs.step import Runs
-from gateway.fleet.lease import SharedState
 from gateway.products.jobs.dead_letters.rules import DeadLetter, DeadLetters
 from gateway.products.jobs.model import (
     Accepted,

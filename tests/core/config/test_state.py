@@ -13,7 +13,7 @@ from gateway.core.config.describe import describe
 from gateway.core.config.state import SCHEMES, parse_redis_url
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import PolicySnapshot
-from gateway.fleet.lease import SharedState
+from gateway.core.types import SharedState
 from tests.rows import rows
 from tests.support.configs import ENVIRON, GOOD, load_text, problems_of, with_policies
 

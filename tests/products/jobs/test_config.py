@@ -11,7 +11,7 @@ import yaml
 from gateway.core.balancing import Backoff, CostRule
 from gateway.core.config.describe import describe
 from gateway.core.config.state import SCHEMES
-from gateway.fleet.lease import SharedState
+from gateway.core.types import SharedState
 from gateway.products.jobs.config import FILE
 from gateway.products.jobs.rules import (
     IN_REDIS,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import StoreUnusable
+from gateway.core.types import SharedState
 from gateway.drivers.redis.link import Link, StoreGone
 from gateway.features.runs.rules import label_change
 from gateway.features.runs.step import RunToChange
-from gateway.fleet.lease import SharedState
 from gateway.products.jobs import redis
 from gateway.products.jobs import redis_partitions as durability
 from gateway.products.jobs.model import ClaimRequest, JobFlag, JobState, JobsUnavailable, NotDurable, OutcomeUnknown
