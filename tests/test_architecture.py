@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": set(),
     "products": {"admin", "cli", "core", "dialects", "drivers", "features", "fleet", "routes", "workers"},
     "routes": {"core", "dialects", "products"},
-    "sections": {"features", "products"},
+    "sections": {"credentials", "features", "products"},
     "settings": set(),
     "workers": {"app", "core", "process", "products", "settings"},
     "__init__": set(),

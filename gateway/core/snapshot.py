@@ -8,7 +8,7 @@ the stable names of this page, so that a reload does not reset it.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from re import Pattern
@@ -34,7 +34,6 @@ from gateway.core.types import (
     StoreBounds,
     Upstream,
 )
-from gateway.credentials.auth import CloudAuth
 
 # --- what products compile of the config: the core carries it, and does not know what it is ---
 
@@ -128,7 +127,7 @@ class Provider:
     """Texts that none of its answers may repeat, besides `api_key`: credentials of its group, secret headers and the like."""
     speaks: tuple[str, ...] | None = field(default=None, compare=False)
     """The languages that it is declared to speak, such as `chat` and `responses`; None: its kind decides, or its answers."""
-    auth: CloudAuth | None = None
+    auth: Hashable | None = None
     """The cloud's credential that it is called with, in place of a key."""
     is_stand_in: bool = False
     """The emulator answers in its place, because it has no credential and `emulate_without_key` is set."""

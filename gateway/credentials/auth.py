@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gateway.core.snapshot import Provider
+
 Cloud = Literal["google", "aws"]
 Service = Literal["bedrock", "bedrock-mantle"]
 """What a signature is for, as AWS names it."""
@@ -30,3 +32,8 @@ class CloudAuth:
 
     def __str__(self) -> str:
         return f"{self.cloud} {self.source}"
+
+
+def auth_of(provider: Provider) -> CloudAuth | None:
+    """Returns the cloud's credential that a provider is called with; None: it has none."""
+    return provider.auth if isinstance(provider.auth, CloudAuth) else None

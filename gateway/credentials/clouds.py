@@ -9,6 +9,7 @@ from gateway.core.clock import Clock
 from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot import Provider
 from gateway.core.types import EMULATOR, Upstream
+from gateway.credentials.auth import auth_of
 
 if TYPE_CHECKING:
     from gateway.credentials.sources import CredentialSources
@@ -26,7 +27,7 @@ class Clouds:
 
     def upstream(self, wire: Wire, provider: Provider) -> Upstream:
         """Returns the wire, or what signs for it, where the provider wants that. The emulator wants nothing."""
-        auth = provider.auth
+        auth = auth_of(provider)
         if auth is None or provider.base_url.startswith(EMULATOR):
             return wire
         # few configs have a cloud

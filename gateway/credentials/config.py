@@ -10,15 +10,19 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path as FilePath
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
+from gateway.core.config.fields import ApiKey, Text
+from gateway.core.config.product_sections import ConfigReading, SectionSpec
 from gateway.core.config.providers import HOST_REGION, address_of
-from gateway.core.config.schema import AuthEntry, ProviderEntry, check
+from gateway.core.config.schema import Entry, ProviderEntry, check
 from gateway.core.config.source import Document, Path, did_you_mean, quoted
-from gateway.core.snapshot import Provider
+from gateway.core.snapshot import PolicySnapshot, Provider
 from gateway.core.types import EMULATOR
-from gateway.credentials.auth import CloudAuth, Service
+from gateway.credentials.auth import CloudAuth, Service, auth_of
 
 _CLOUDS: Final = ("google", "aws")
 _STRANGE: Final[Mapping[tuple[str, str], str]] = {
@@ -51,6 +55,38 @@ _VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
 _SIGNED: Final = frozenset(("x-amz-date", "x-amz-security-token", "x-amz-content-sha256"))
 _SERVICE_ACCOUNT: Final = re.compile(r'"type"\s*:\s*"service_account"')
 _GOOGLE_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
+
+
+class AuthEntry(Entry):
+    """The field `auth` of a provider: the credential of a cloud."""
+
+    google: Literal["default", "file", "metadata"] | None = None
+    aws: Literal["default", "env", "profile", "keys", "bearer", "web_identity", "container", "imds"] | None = None
+    file: Text | None = None
+    profile: Text | None = None
+    region: Text | None = None
+    access_key: ApiKey = Field(default=None, repr=False)
+    secret_key: ApiKey = Field(default=None, repr=False)
+    session_token: ApiKey = Field(default=None, repr=False)
+    token: ApiKey = Field(default=None, repr=False)
+
+    @classmethod
+    def spelled_out(cls, data: object) -> object:
+        """Accepts the cloud's name alone."""
+        return {data: "default"} if isinstance(data, str) and data in ("google", "aws") else data
+
+
+class CredentialsSection(SectionSpec):
+    """`auth` of providers."""
+
+    reads_credentials = True
+    provider_secrets = (("auth", "secret_key"), ("auth", "session_token"), ("auth", "token"))
+
+    def read_credential(self, reading: ConfigReading, name: str, entry: ProviderEntry) -> CloudAuth | None:
+        return cloud_auth(reading.document, name, entry, reading.environ)
+
+    def credential_notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterator[str]:
+        return cloud_notices(reading.providers, reading.environ)
 
 
 def cloud_auth(document: Document, name: str, entry: ProviderEntry, environ: Mapping[str, str]) -> CloudAuth | None:
@@ -111,7 +147,7 @@ def cloud_auth(document: Document, name: str, entry: ProviderEntry, environ: Map
 def cloud_notices(providers: Mapping[str, Provider], environ: Mapping[str, str]) -> Iterator[str]:
     """Yields what can be seen to be missing, and what to do about it."""
     for name, provider in providers.items():
-        auth = provider.auth
+        auth = auth_of(provider)
         if auth is None or provider.base_url.startswith(EMULATOR):
             continue
         kind = str(auth)

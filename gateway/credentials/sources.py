@@ -20,7 +20,7 @@ from gateway.core.http.client.transport import ERRORS
 from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot import Provider
 from gateway.core.types import Answer, ErrorClass, Outgoing, Phase, RawHeaders, UpstreamFailed
-from gateway.credentials.auth import CloudAuth
+from gateway.credentials.auth import CloudAuth, auth_of
 from gateway.credentials.aws import AwsSource, SigV4, hash_of
 from gateway.credentials.fetch import (
     BearerToken,
@@ -391,7 +391,7 @@ class CredentialSources:
 
         The oldest of them are closed; one that is used even then opens its connections again.
         """
-        used = {_key(one.auth, one) for one in providers if one.auth is not None}
+        used = {_key(auth, one) for one in providers if (auth := auth_of(one)) is not None}
         for key in [one for one in self._live if one not in used]:
             gone = self._live.pop(key)
             gone[0].stop()

@@ -39,7 +39,6 @@ from gateway.core.config.retries import (
 from gateway.core.config.schema import (
     AdminEntry,
     AdmissionSet,
-    AuthEntry,
     BodyEntry,
     CapabilitiesEntry,
     ConfigFile,
@@ -59,6 +58,7 @@ from gateway.core.config.schema import (
     UnitPrices,
 )
 from gateway.core.config.state import RedisEntry
+from gateway.credentials.config import AuthEntry
 from gateway.features.degrade.config import ModelDegradeEntry, SlowEntry
 from gateway.features.grouping.config import GroupEntry
 from gateway.features.output.config import OnInvalidEntry, OutputEntry

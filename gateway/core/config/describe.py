@@ -76,7 +76,7 @@ def describe_provider(provider: Provider) -> dict[str, Any]:
         *("name", "is_self_hosted", "is_stand_in"),
         group=provider.group or provider.name,
         base_url=masked(provider.base_url),
-        api_key="set" if provider.api_key else "absent" if provider.auth else "absent (caller's own)",
+        api_key="set" if provider.api_key else "absent" if provider.auth is not None else "absent (caller's own)",
         auth=None if provider.auth is None else str(provider.auth),
         headers=[name for name, _ in provider.headers],
         proxy=masked(provider.proxy) if provider.proxy else None,

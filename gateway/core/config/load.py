@@ -51,7 +51,6 @@ from gateway.core.config.state import state_section
 from gateway.core.errors import ConfigError
 from gateway.core.snapshot import Key, PolicySnapshot, Provider, with_settings
 from gateway.core.types import Upstream
-from gateway.credentials.config import cloud_notices
 from gateway.dialects.known import ListedModels
 
 LITELLM = ("model_list", "litellm_settings", "router_settings", "general_settings")
@@ -101,8 +100,8 @@ def load_snapshot(
     policies = _read_policies(document, config, environ, sections)
     server = server_section(document, config, host)
     state, shared = state_section(document, config)
-    reading = ConfigReading(document, config, policies.folders, dict(policies.settings), state, shared)
-    groups, kinds = provider_section(reading, environ, entry_kinds(sections).provider)
+    reading = ConfigReading(document, config, environ, policies.folders, dict(policies.settings), state, shared)
+    groups, kinds = provider_section(reading, sections)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     reading.providers = providers
     reading.keys = keys = key_section(reading, server, sections)
@@ -179,8 +178,8 @@ def load_snapshot(
     return replace(
         snapshot,
         notices=(
-            *cloud_notices(providers, environ),
-            *find_notices(document, config, providers, models, keys, snapshot, sections),
+            *(notice for section in sections for notice in section.credential_notices(reading, snapshot)),
+            *find_notices(reading, snapshot, sections),
             *sharing,
             *(notice for section in sections for notice in section.notices(reading, snapshot)),
             *(tokenizers.notices if tokenizers else ()),

@@ -7,7 +7,7 @@ they are of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -65,6 +65,7 @@ class ConfigReading:
 
     document: Document
     config: ConfigFile
+    environ: Mapping[str, str]
     folders: Mapping[SectionSpec, tuple[Document, ...]]
     """The files of folders in the policy folder, by the section that has read them."""
     settings: dict[Setting[Any], Any]
@@ -113,9 +114,17 @@ class SectionSpec:
         """Reads its files in folders of a policy folder. Raises OSError."""
         return ()
 
+    reads_credentials: ClassVar[bool] = False
+    """It reads `auth` of providers."""
+    provider_secrets: ClassVar[Sequence[Path]] = ()
+    """The fields of a provider that may hold a secret."""
+
     def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
         """Returns what its policy files say of all the config; relative paths in them start at the folder `beside`."""
         return {}
+
+    def read_credential(self, reading: ConfigReading, name: str, entry: ProviderEntry) -> Hashable | None:
+        """Returns the credential that a provider is called with in place of a key, by its `auth`; notes its problems."""
 
     def read_key(self, reading: ConfigReading, path: Path, entry: KeyEntry) -> Settings:
         """Returns the settings of the key at this path, and notes the problems of its entry."""
@@ -148,6 +157,14 @@ class SectionSpec:
     def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
         """Returns the snapshot of a sound config with what this product has besides its settings."""
         return snapshot
+
+    def credential_notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:
+        """Yields what is worth a word about credentials. These come first."""
+        return ()
+
+    def provider_notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:
+        """Yields what is worth a word about the providers of models. These follow those of the core about providers."""
+        return ()
 
     def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:
         """Yields what is worth a word at start about a sound config."""

@@ -162,25 +162,6 @@ class ProviderEntry(Entry):
     auth: Any = Field(default=None, repr=False)
 
 
-class AuthEntry(Entry):
-    """The field `auth` of a provider: the credential of a cloud."""
-
-    google: Literal["default", "file", "metadata"] | None = None
-    aws: Literal["default", "env", "profile", "keys", "bearer", "web_identity", "container", "imds"] | None = None
-    file: Text | None = None
-    profile: Text | None = None
-    region: Text | None = None
-    access_key: ApiKey = Field(default=None, repr=False)
-    secret_key: ApiKey = Field(default=None, repr=False)
-    session_token: ApiKey = Field(default=None, repr=False)
-    token: ApiKey = Field(default=None, repr=False)
-
-    @classmethod
-    def spelled_out(cls, data: object) -> object:
-        """Accepts the cloud's name alone."""
-        return {data: "default"} if isinstance(data, str) and data in ("google", "aws") else data
-
-
 class PassthroughEntry(Entry):
     """The provider that gets calls to endpoints unknown to the gateway."""
 

@@ -7,7 +7,7 @@ Problems are noted in the document; after a problem, the returned values only se
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase, translate
 from hashlib import sha256
@@ -59,10 +59,8 @@ from gateway.core.snapshot import (
     with_settings,
 )
 from gateway.core.types import EMULATOR, Server, SharedState
-from gateway.credentials.config import cloud_auth
 from gateway.dialects.known import LISTS
 from gateway.dialects.target_languages import TargetLanguages, languages_of
-from gateway.products.realtime.rules import why_no_sessions
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _WITHOUT_OPENAIS = ("gemini", "vertex", "bedrock")
@@ -99,11 +97,9 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
     )
 
 
-def provider_section(
-    reading: ConfigReading, environ: Mapping[str, str], shape: type[ProviderEntry]
-) -> tuple[Groups, dict[str, Kind]]:
+def provider_section(reading: ConfigReading, sections: Sections) -> tuple[Groups, dict[str, Kind]]:
     """Returns every readable provider with its credentials, and the kind of each, by name."""
-    document, config = reading.document, reading.config
+    document, config, shape = reading.document, reading.config, entry_kinds(sections).provider
     if not config.providers:
         document.complain(("providers",), "is missing: at least one provider is needed")
     if not config.models:
@@ -116,13 +112,24 @@ def provider_section(
             _check_provider(document, name, entry)
             check_presence(document, ("providers", name), entry, bool(config.keys))
             check_accepted(document, config, ("providers", name), entry)
-            provider = replace(_provider(document, name, entry), auth=cloud_auth(document, name, entry, environ))
+            provider = replace(_provider(document, name, entry), auth=_credential(reading, name, entry, sections))
             kinds[name] = kind = kind_of_provider(entry, provider)
             provider = replace(
                 provider, limits_are=entry.limits_are or limits_by_kind(kind), is_self_hosted=kind in SELF_HOSTED
             )
             groups[name] = group_of(provider, secrets_of(entry))
     return groups, kinds
+
+
+def _credential(reading: ConfigReading, name: str, entry: ProviderEntry, sections: Sections) -> Hashable | None:
+    """Returns what a provider is called with in place of a key; None: it has no `auth`, or none that can be used."""
+    if entry.auth is None:
+        return None
+    reader = next((section for section in sections if section.reads_credentials), None)
+    if reader is None:
+        reading.document.complain(("providers", name, "auth"), "credentials of clouds are not installed")
+        return None
+    return reader.read_credential(reading, name, entry)
 
 
 def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None:
@@ -316,19 +323,13 @@ _URLS = frozenset({"proxy", "state", "redis", "store"})
 """Fields whose value is secret only with a user or password in it."""
 
 
-def find_notices(
-    document: Document,
-    config: ConfigFile,
-    providers: Mapping[str, Provider],
-    models: Mapping[str, Model],
-    keys: Mapping[bytes, Key],
-    snapshot: PolicySnapshot,
-    sections: Sections,
-) -> tuple[str, ...]:
+def find_notices(reading: ConfigReading, snapshot: PolicySnapshot, sections: Sections) -> tuple[str, ...]:
     """Returns all notices about a sound config."""
-    shared = snapshot.shared
+    document, config = reading.document, reading.config
+    providers, models, keys, shared = reading.providers, reading.built, reading.keys, snapshot.shared
     notices = [*_provider_notices(providers), *_credential_notices(providers, models)]
-    notices += _realtime_notices(providers, models)
+    for section in sections:
+        notices += section.provider_notices(reading, snapshot)
     notices += _redis_notices("state", shared)
     for name, redis in (one for section in sections for one in section.stores(snapshot).items()):
         notices += _redis_notices(name, redis if redis != shared else None)
@@ -437,23 +438,6 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
             yield f"model {name}: {target.name} {use}"
 
 
-def _realtime_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
-    """Yields the notices of what realtime sessions lack: of targets whose model is called so, as all with nothing else are."""
-    asking = [
-        (name, target)
-        for name, model in models.items()
-        for target in model.targets
-        if "realtime" in (target.model or name) and is_first(target.provider)
-    ]
-    for name, target in asking:
-        why = why_no_sessions(providers[target.provider])
-        if why is not None:
-            yield f"model {name}: {target.name} can have no realtime sessions: provider {target.provider} {why}"
-    if asking and find_spec("websockets") is None:
-        names = ", ".join(dict.fromkeys(name for name, _ in asking))
-        yield f"model {names}: realtime sessions need a package that is not installed: pip install '.[realtime]'"
-
-
 def _redis_notices(name: str, shared: SharedState | None) -> Iterator[str]:
     url = parse_redis_url(shared.url) if shared else None
     far = [name for name in url.names if not is_loopback(name)] if url else []
@@ -482,7 +466,7 @@ def _secret_paths(document: Document, config: ConfigFile, sections: Sections) ->
         listed = document.at(("providers", name, "api_keys"))
         yield from (("providers", name, "api_keys", index) for index in range(len(listed or ())))
         yield ("providers", name, "proxy")
-        yield from (("providers", name, "auth", field) for field in ("secret_key", "session_token", "token"))
+        yield from (("providers", name, *path) for section in sections for path in section.provider_secrets)
     for index in range(len(config.keys)):
         yield ("keys", index, "key")
 

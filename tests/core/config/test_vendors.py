@@ -166,6 +166,6 @@ models:
 """
     said = "cloud/x-realtime can have no realtime sessions: provider cloud is called with a cloud's credential"
     assert [said in one for one in load_text(tmp_path, text).notices if "realtime sessions" in one] == [True]
-    monkeypatch.setattr("gateway.core.config.sections.find_spec", lambda _name: None)
+    monkeypatch.setattr("gateway.products.realtime.config.find_spec", lambda _name: None)
     named = [one for one in load_text(tmp_path, text).notices if "pip install '.[realtime]'" in one]
     assert [one.startswith("model gpt-realtime: ") for one in named] == [True]
