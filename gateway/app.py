@@ -54,6 +54,7 @@ from gateway.core.telemetry import CallLog, Telemetry
 from gateway.core.types import Upstream
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.credentials.clouds import Clouds
+from gateway.dialects.config import DialectLanguages
 from gateway.dialects.endpoints import RESPONSES
 from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
@@ -364,14 +365,13 @@ class Gateway:
         return load_snapshot(
             *(self._settings.config, self._environ),
             sections=SECTIONS,
+            languages=DialectLanguages(self._languages.converting, self._models.listed),
             connect=self._connect,
-            convert=self._languages.converting,
             converse=self._languages.conversing,
             version=version,
             now_wall=self._clock.wall(),
             wall=self._clock.wall,
             host=self._host,
-            listed=self._models.listed,
         )
 
     def _connect(self, provider: Provider, model: str | None) -> Upstream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.credentials.config import CredentialsSection
+from gateway.dialects.config import ModelsSection
 from gateway.features.degrade.config import DegradeSection
 from gateway.features.grouping.config import GroupingSection
 from gateway.features.output.config import OutputSection
@@ -30,4 +31,5 @@ SECTIONS: Final = (
     ResponsesSection(),
     WorkflowsSection(),
     WebhooksSection(),
+    ModelsSection(),
 )

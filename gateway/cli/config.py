@@ -15,6 +15,7 @@ from gateway.core.config.source import Document, read_document
 from gateway.core.http.client.transport import Pools
 from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot import PolicySnapshot, Provider
+from gateway.dialects.config import DialectLanguages
 from gateway.sections import SECTIONS
 from gateway.settings import Settings
 
@@ -39,6 +40,7 @@ def compile_config(settings: Settings) -> PolicySnapshot:
     return load_snapshot(
         *(settings.config, os.environ),
         sections=SECTIONS,
+        languages=DialectLanguages(),
         connect=connect,
         version=1,
         now_wall=SystemClock().wall(),

@@ -5,6 +5,7 @@ Nothing here knows httpx or sockets; each implementation of `Upstream` translate
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -744,3 +745,35 @@ class SharedState:
     replicas: int = 1
     """The least number of replicas, as long as the store has not said how many there are."""
     ca_file: str | None = None
+
+
+# --- names of models: what clouds and routers put around them ---
+
+
+_REGIONS: Final = re.compile(r"(?:us|us-gov|eu|apac|jp|au|ca|sa|global)\.")
+
+
+_MAKERS: Final = re.compile(
+    r"(?:ai21|amazon|anthropic|cohere|deepseek|google|meta|minimax|mistral|moonshot|moonshotai|nvidia|openai|qwen|writer"
+    r"|xai|zai)\."
+)
+
+
+_VERSION: Final = re.compile(r"-v\d+(?::\d+)?(?::\d+k)?$|@[^@]*$")
+
+
+def plain_name(model: str) -> str:
+    """Returns a model's name without what clouds and routers put around it: `us.anthropic.claude-x-v1:0` is `claude-x`."""
+    return _MAKERS.sub("", name_in_cloud(model), count=1)
+
+
+def name_in_cloud(model: str) -> str:
+    """Returns a model's name with its maker's before it where a cloud has it so: `us.anthropic.claude-x-v1:0` is
+    `anthropic.claude-x`."""
+    return _VERSION.sub("", without_region(model.lower().rpartition("/")[2]))
+
+
+def without_region(model: str) -> str:
+    """Returns the name of the model that a profile of several regions is for: of `us.anthropic.claude-x`, all but `us.`."""
+    region = _REGIONS.match(model)
+    return model[region.end() :] if region is not None and _MAKERS.match(model, region.end()) else model

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
+from gateway.core.types import name_in_cloud, plain_name
 from gateway.dialects.base import Json, ModelFacts, object_of, objects, text_of
 
 # --- Rows, and how they hold ---
@@ -24,30 +25,7 @@ MOST_NAME_CHARS: Final = 200
 Row = tuple[str, Mapping[str, Any]]
 """A pattern, and the fields of `ModelFacts` that hold for names that fit it."""
 
-_REGIONS: Final = re.compile(r"(?:us|us-gov|eu|apac|jp|au|ca|sa|global)\.")
-_MAKERS: Final = re.compile(
-    r"(?:ai21|amazon|anthropic|cohere|deepseek|google|meta|minimax|mistral|moonshot|moonshotai|nvidia|openai|qwen|writer"
-    r"|xai|zai)\."
-)
 _POINT: Final = re.compile(r"(?<=\d)\.(?=\d)")
-_VERSION: Final = re.compile(r"-v\d+(?::\d+)?(?::\d+k)?$|@[^@]*$")
-
-
-def plain_name(model: str) -> str:
-    """Returns a model's name without what clouds and routers put around it: `us.anthropic.claude-x-v1:0` is `claude-x`."""
-    return _MAKERS.sub("", name_in_cloud(model), count=1)
-
-
-def name_in_cloud(model: str) -> str:
-    """Returns a model's name with its maker's before it where a cloud has it so: `us.anthropic.claude-x-v1:0` is
-    `anthropic.claude-x`."""
-    return _VERSION.sub("", without_region(model.lower().rpartition("/")[2]))
-
-
-def without_region(model: str) -> str:
-    """Returns the name of the model that a profile of several regions is for: of `us.anthropic.claude-x`, all but `us.`."""
-    region = _REGIONS.match(model)
-    return model[region.end() :] if region is not None and _MAKERS.match(model, region.end()) else model
 
 
 class ListedModels:
@@ -104,6 +82,7 @@ class ModelTable:
         self._read_rows = read_rows
         self._own_rows = own
         self._listed, self._provider = listed, provider
+        self._by_provider: dict[str, ModelTable] = {}
         self._look_up: Callable[[str], ModelFacts] = lru_cache(maxsize=MOST_REMEMBERED)(self._find)
         self._forget: Callable[[], None] = self._look_up.cache_clear
         self._version = 0
@@ -111,8 +90,10 @@ class ModelTable:
         """Returns what is known of a model by its provider's name for it."""
 
     def for_provider(self, listed: ListedModels, provider: str) -> ModelTable:
-        """Returns the same table for the models of a provider that lists them."""
-        return ModelTable(self._read_rows, self._own_rows, listed, provider)
+        """Returns the same table for the models of a provider that lists them; remembers."""
+        if provider not in self._by_provider:
+            self._by_provider[provider] = ModelTable(self._read_rows, self._own_rows, listed, provider)
+        return self._by_provider[provider]
 
     def sources(self, model: str) -> dict[str, Known]:
         """Returns by field what is known of a model, and which row or list of a provider's says so."""

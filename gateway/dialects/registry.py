@@ -18,7 +18,7 @@ import orjson
 from gateway.core.errors import BodyTooComplex, InvalidRequest
 from gateway.core.openai.json_edit import find_fields, insert_field, is_overcrowded, remove_fields, replace_field
 from gateway.core.openai.sse import BYTE_ORDER_MARK, error_json, failed_error, json_object
-from gateway.core.types import ErrorClass, Gap, How, Phase, RawHeaders, UpstreamFailed
+from gateway.core.types import ErrorClass, Gap, How, Phase, RawHeaders, UpstreamFailed, without_region
 from gateway.dialects.base import (
     ConvertedRequest,
     Json,
@@ -31,7 +31,6 @@ from gateway.dialects.base import (
     lost_in,
     strings,
 )
-from gateway.dialects.known import without_region
 
 MostTexts = Callable[[ServerFacts], int]
 """Returns how many texts a model takes in one call."""

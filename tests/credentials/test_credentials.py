@@ -11,6 +11,7 @@ from gateway.core.config.describe import describe
 from gateway.core.config.load import load_snapshot
 from gateway.core.snapshot import PolicySnapshot, Provider
 from gateway.core.types import Upstream
+from gateway.dialects.config import DialectLanguages
 from gateway.sections import SECTIONS
 from tests.rows import rows
 from tests.support.configs import NOW, connect, load, load_text, problems_of
@@ -80,7 +81,7 @@ def test_each_credential_is_connected_by_itself(tmp_path: Path) -> None:
         asked.append((provider.name, provider.api_key, model))
         return connect(provider, model)
 
-    load_snapshot(path, ENVIRON, sections=SECTIONS, connect=note, version=1, now_wall=NOW)
+    load_snapshot(path, ENVIRON, sections=SECTIONS, languages=DialectLanguages(), connect=note, version=1, now_wall=NOW)
 
     assert asked == [
         ("openai", "sk-canary-a", "gpt-4o"),

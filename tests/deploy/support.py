@@ -14,6 +14,7 @@ import yaml
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.core.config.load import load_snapshot
 from gateway.core.snapshot import PolicySnapshot
+from gateway.dialects.config import DialectLanguages
 from gateway.sections import SECTIONS
 from tests.support.configs import NOW, connect
 
@@ -44,7 +45,16 @@ def compiled(path: Path, host: str | None = None, **environ: str) -> PolicySnaps
     Raises ConfigError.
     """
     environ = {"OPENAI_API_KEY": "sk-of-the-provider", "GATEWAY_ADMIN_KEY": ADMIN_SECRET, **environ}
-    return load_snapshot(path, environ, sections=SECTIONS, connect=connect, version=1, now_wall=NOW, host=host)
+    return load_snapshot(
+        path,
+        environ,
+        sections=SECTIONS,
+        languages=DialectLanguages(),
+        connect=connect,
+        version=1,
+        now_wall=NOW,
+        host=host,
+    )
 
 
 def seconds(text: str) -> float:

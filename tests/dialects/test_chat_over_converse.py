@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.bedrock.options import document_name
 from gateway.dialects.bedrock.request import ChatOverConverse
+from gateway.dialects.config import read_models
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
 

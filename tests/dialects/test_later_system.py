@@ -10,9 +10,9 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.config.policies import read_models
 from gateway.dialects.anthropic.in_request import with_later_system, without_system_turns
 from gateway.dialects.base import ServerFacts
+from gateway.dialects.config import read_models
 from gateway.dialects.registry import pair_of
 from gateway.dialects.target_languages import TargetLanguages, facts_of
 from gateway.dialects.upstream import Converting

@@ -9,13 +9,13 @@ import orjson
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import first_error
 from gateway.core.retry import Attempt
 from gateway.core.types import Clocks, How, Outgoing, UpstreamFailed
 from gateway.dialects.anthropic.translators import MessagesAtBedrock, MessagesAtVertex
 from gateway.dialects.base import ServerFacts
+from gateway.dialects.config import read_models
 from gateway.dialects.registry import pair_of
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Converting

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
 from gateway.dialects.base import ServerFacts, Translator
+from gateway.dialects.config import read_models
 from gateway.dialects.registry import pair_of
 from gateway.dialects.target_languages import TargetLanguages
 from tests.dialects.sdk.callers import CALLERS, target_forms

@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 from openai.types.chat import ChatCompletion
 
-from gateway.core.config.policies import read_models
 from gateway.core.types import How
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.bedrock.request import ChatOverConverse
+from gateway.dialects.config import read_models
 from tests.dialects.aws_frames import stream_of
 from tests.dialects.cases import Recorded, needs_cases, recorded
 from tests.dialects.streamed_chat import calls_in, check_streamed

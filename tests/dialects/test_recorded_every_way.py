@@ -15,9 +15,9 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from gateway.core.config.policies import read_models
 from gateway.core.types import How
 from gateway.dialects.base import ConvertedRequest, ServerFacts
+from gateway.dialects.config import read_models
 from gateway.dialects.registry import Pair, pair_of
 from gateway.dialects.target_languages import TargetLanguages
 from tests.dialects import test_recorded_chat_over_converse as converse

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.config.policies import read_models
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.bedrock.request import ChatOverConverse
+from gateway.dialects.config import read_models
 from gateway.dialects.memory import IN_ID, ThoughtMemory
 from gateway.dialects.registry import pair_of
 from tests.dialects.aws_frames import event

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.core.config.error_tables import read_error_tables
-from gateway.core.config.policies import read_models
 from gateway.core.openai.sse import split_events
 from gateway.core.snapshot import Model, Target
 from gateway.core.types import Endpoint
+from gateway.dialects.config import read_models
 from gateway.dialects.endpoints import GENERATE as GENERATE
 from gateway.dialects.endpoints import MESSAGES as MESSAGES
 from gateway.dialects.target_languages import TargetLanguages, languages_of

@@ -15,14 +15,7 @@ from gateway.core.balancing import BUILT_IN_RULES, Action
 from gateway.core.config.admission import KINDS as PROVIDER_KINDS
 from gateway.core.config.admission import LaneEntries, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.error_tables import RuleEntry
-from gateway.core.config.policies import (
-    ClockEndpoints,
-    ClockLanes,
-    ClocksEntry,
-    DripEntry,
-    ModelFactsEntry,
-    SuspectEntry,
-)
+from gateway.core.config.policies import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
 from gateway.core.config.product_sections import entry_kinds
 from gateway.core.config.retries import (
     ACTIONS,
@@ -59,6 +52,7 @@ from gateway.core.config.schema import (
 )
 from gateway.core.config.state import RedisEntry
 from gateway.credentials.config import AuthEntry
+from gateway.dialects.config import ModelFactsEntry
 from gateway.features.degrade.config import ModelDegradeEntry, SlowEntry
 from gateway.features.grouping.config import GroupEntry
 from gateway.features.output.config import OnInvalidEntry, OutputEntry

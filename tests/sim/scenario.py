@@ -32,6 +32,7 @@ from gateway.core.render import error_headers
 from gateway.core.snapshot import Policies, Provider
 from gateway.core.types import ErrorClass, Lane, Outgoing, Phase, RawHeaders, StoreBounds, Upstream, UpstreamFailed
 from gateway.core.waiting import Shedding
+from gateway.dialects.config import DialectLanguages
 from gateway.drivers.opening import MemoryStore
 from gateway.sections import SECTIONS
 from tests.sim import provider as simulated
@@ -267,7 +268,9 @@ class Through(Way):
         with TemporaryDirectory() as folder:
             path = Path(folder) / "config.yaml"
             path.write_bytes(orjson.dumps(_config(scenario)))  # JSON is YAML
-            policy = load_snapshot(path, {}, sections=SECTIONS, connect=connect, version=1, now_wall=WALL_S)
+            policy = load_snapshot(
+                path, {}, sections=SECTIONS, languages=DialectLanguages(), connect=connect, version=1, now_wall=WALL_S
+            )
         draw = Random(scenario.seed).random
         self.meter = Recorder()
         self.admission = Admission(clock, self.meter, policy, draw)

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.core.config.policies import read_models
 from gateway.dialects.base import ConvertedRequest, ServerFacts
+from gateway.dialects.config import read_models
 from gateway.dialects.memory import ThoughtMemory
 from gateway.dialects.registry import Pair, pair_of
 from gateway.dialects.target_languages import TargetLanguages

@@ -10,6 +10,7 @@ from gateway.core.config.load import load_snapshot
 from gateway.core.errors import ConfigError
 from gateway.core.snapshot import PolicySnapshot, Provider
 from gateway.core.types import Upstream
+from gateway.dialects.config import DialectLanguages
 from gateway.sections import SECTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,9 @@ def connect(provider: Provider, model: str | None) -> Upstream:
 
 def load(path: Path, environ: Mapping[str, str] = ENVIRON, version: int = 1) -> PolicySnapshot:
     """The snapshot of the config at `path`."""
-    return load_snapshot(path, environ, sections=SECTIONS, connect=connect, version=version, now_wall=NOW)
+    return load_snapshot(
+        path, environ, sections=SECTIONS, languages=DialectLanguages(), connect=connect, version=version, now_wall=NOW
+    )
 
 
 def load_text(folder: Path, text: str, environ: Mapping[str, str] = ENVIRON) -> PolicySnapshot:

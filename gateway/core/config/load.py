@@ -21,11 +21,10 @@ from gateway.core.config.fields import is_loopback, is_pattern, substitute
 from gateway.core.config.models import (
     ConfigParts,
     Converse,
-    Convert,
+    LanguageTable,
     Pair,
     Route,
     TargetParts,
-    as_it_is,
     as_wired,
     build_models,
     check_endpoints,
@@ -51,7 +50,6 @@ from gateway.core.config.state import state_section
 from gateway.core.errors import ConfigError
 from gateway.core.snapshot import Key, PolicySnapshot, Provider, with_settings
 from gateway.core.types import Upstream
-from gateway.dialects.known import ListedModels
 
 LITELLM = ("model_list", "litellm_settings", "router_settings", "general_settings")
 """The sections of a config of LiteLLM's proxy (its docs, "All settings"); none of them is one of ours."""
@@ -63,22 +61,20 @@ def load_snapshot(
     environ: Mapping[str, str],
     *,
     sections: Sections,
+    languages: LanguageTable,
     connect: Callable[[Provider, str | None], Upstream],
-    convert: Convert = as_it_is,
     converse: Converse = as_wired,
     version: int,
     now_wall: float,
     host: str | None = None,
-    listed: ListedModels | None = None,
     wall: Callable[[], float] | None = None,
 ) -> PolicySnapshot:
     """Reads and compiles the config at `path`.
 
-    `sections` are what products read of it, in their order. `connect` makes the upstream of a provider and a model (None: the
-    asked one), once for each pair; `convert` puts around it what lets it serve calls in a language that it does not speak,
-    `converse` what conversations need at it. `now_wall` is in seconds; `host` is where the process listens whatever the file
-    says; `listed` is what providers tell of their models; `wall` is the clock that prices change by, None: they stay those
-    of `now_wall`.
+    `sections` are what products read of it, in their order; `languages` is what is known of the languages of targets. `connect`
+    makes the upstream of a provider and a model (None: the asked one), once for each pair; `converse` puts around it what
+    conversations need at it. `now_wall` is in seconds; `host` is where the process listens whatever the file says; `wall` is
+    the clock that prices change by, None: they stay those of `now_wall`.
     Raises ConfigError with all problems, and nothing else.
     """
     problems: list[Problem] = []
@@ -101,11 +97,11 @@ def load_snapshot(
     server = server_section(document, config, host)
     state, shared = state_section(document, config)
     reading = ConfigReading(document, config, environ, policies.folders, dict(policies.settings), state, shared)
-    groups, kinds = provider_section(reading, sections)
+    groups, kinds = provider_section(reading, sections, languages.listing)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     reading.providers = providers
     reading.keys = keys = key_section(reading, server, sections)
-    parts = ConfigParts(groups, kinds, policies)
+    parts = ConfigParts(groups, kinds, policies, languages)
     routes = check_routes(reading, parts, sections)
     for section in sections:
         section.read_more(reading)
@@ -133,7 +129,7 @@ def load_snapshot(
     find_prices = cache(lambda group: price_finder(groups[group][0], wall or (lambda: now_wall)))
     tokenizers = _load_tokenizers(routes, policies)
     find_tokenizer = tokenizers.find if tokenizers else None
-    target_parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer, listed)
+    target_parts = TargetParts(groups, upstreams, find_prices, kinds, languages, find_tokenizer)
     models, sharing = build_models(reading, routes, policies, target_parts, sections)
     passthrough = passthrough_target(providers[relayed.provider], policies, target_parts) if relayed else None
     for target in (target for one in models.values() for target in one.targets):

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -50,18 +50,12 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
 from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import Capabilities
-from gateway.core.snapshot import Model, Provider, Rates, Setting, Target, with_settings
-from gateway.core.types import Conversions, Upstream
-from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
-from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
+from gateway.core.snapshot import HasSettings, Model, Provider, Rates, Setting, Target, with_settings
+from gateway.core.types import Conversions, FindUnsupportedFields, Upstream, name_in_cloud
 
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""
 FindRates = Callable[[str], Rates | None]
-Convert = Callable[[Upstream, TargetLanguages, str], Conversions | None]
-"""Returns what puts calls into another language for a server that speaks these; None: it speaks all.
-
-The last argument names the server and its model, for what is learned of it."""
 Converse = Callable[[Upstream, Provider, Kind], Upstream]
 """Returns an upstream of a provider as conversations use it: with what they need there and others do not."""
 
@@ -71,8 +65,63 @@ def as_wired(upstream: Upstream, _provider: Provider, _kind: Kind) -> Upstream:
     return upstream
 
 
-def as_it_is(_upstream: Upstream, _languages: TargetLanguages, _place: str) -> None:
-    """Converts nothing."""
+class TargetLanguage(Protocol):
+    """What one target speaks, and what a call in another language loses on its way there."""
+
+    @property
+    def speaks(self) -> frozenset[str] | None:
+        """Its languages; None: its answers tell."""
+        ...
+
+    @property
+    def gaps(self) -> Mapping[str, FindUnsupportedFields]:
+        """By endpoint, what finds the gaps of a request; endpoints that it speaks have none."""
+        ...
+
+    @property
+    def find_most_input(self) -> Callable[[str], int | None] | None:
+        """Finds how many tokens a model reads; None: nothing has to be known of the model."""
+        ...
+
+    def why_never(self, endpoint: str) -> str | None:
+        """Returns why it refuses each call to this endpoint; None: it takes some, or it is not known."""
+        ...
+
+    def conversions(self, upstream: Upstream, place: str) -> Conversions | None:
+        """Returns what puts calls into another language beside a server; None: they go as they are.
+
+        `place` names the server and its model, for what is learned of it.
+        """
+        ...
+
+
+class LanguageTable(Protocol):
+    """What is known of the languages of providers, and of their models."""
+
+    @property
+    def listing(self) -> Collection[str]:
+        """The dialects whose list of models tells more than names."""
+        ...
+
+    def of(
+        self,
+        policies: HasSettings,
+        provider: Provider,
+        kind: str,
+        declared: Sequence[str] | None,
+        place: tuple[str, str | None],
+        *,
+        approximates: bool = False,
+        sets: frozenset[str] = frozenset(),
+        as_listed: bool = False,
+    ) -> TargetLanguage:
+        """Returns what a target speaks; `declared` is what the config says of that.
+
+        `place` is a name for its model, and that of the provider, None: the caller's own. With `approximates`, calls go as what
+        comes near; `sets` are the fields that the config sets in its requests; `as_listed`: the provider's own list of its
+        models counts, where it is asked for.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +153,8 @@ class TargetParts:
     upstreams: Mapping[Pair, Upstream]
     find_prices: Callable[[str], FindRates]
     kinds: Mapping[str, Kind]
-    convert: Convert
+    languages: LanguageTable
     find_tokenizer: FindTokenizer | None = None
-    listed: ListedModels | None = None
-    """The models that providers list; None: none is asked."""
-    _tables: dict[str, ModelTable] = field(default_factory=dict)
-
-    def models_of(self, provider: Provider, policies: PolicySets) -> ModelTable:
-        """Returns what is known of a provider's models."""
-        if self.listed is None or not provider.learns_models:
-            return policies.models
-        if provider.group not in self._tables:
-            self._tables[provider.group] = policies.models.for_provider(self.listed, provider.group)
-        return self._tables[provider.group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +408,7 @@ class ConfigParts:
     groups: Groups
     kinds: Mapping[str, Kind]
     policies: PolicySets
+    languages: LanguageTable
 
     def why_never(self, endpoint: str, place: TargetPlace) -> str | None:
         """Returns why a target refuses each call to this endpoint; None: it takes some, or it is not known."""
@@ -378,11 +417,10 @@ class ConfigParts:
             return None
         provider, kind = group[0], self.kinds[place.entry.provider]
         declared = provider.speaks if place.entry.speaks is None else place.entry.speaks
-        speaks = languages_of(provider.dialect, kind, declared)
-        language = TargetLanguages(kind, speaks, provider.dialect, self.policies.models.of).at(
-            place.model or place.model_name
+        language = self.languages.of(
+            self.policies, provider, kind, declared, (place.model or place.model_name, place.model)
         )
-        return why_never(endpoint, language, place.model)
+        return language.why_never(endpoint)
 
 
 def check_endpoints(
@@ -560,18 +598,14 @@ def _build(
     kind = parts.kinds[entry.provider]
     timeouts = policies.timeouts[model.timeouts]
     declared = provider.speaks if entry.speaks is None else entry.speaks
-    table = parts.models_of(provider, policies)
-    language = TargetLanguages(
-        kind,
-        languages_of(provider.dialect, kind, declared),
-        provider.dialect,
-        table.of,
+    language = parts.languages.of(
+        *(policies, provider, kind, declared, (place.model or place.model_name, place.model)),
         approximates=model.on_loss == "approximate",
         sets=frozenset(name for name, _ in place.edits.set) if place.edits is not None else frozenset(),
-        find_sources=table.sources,
-    ).at(place.model or place.model_name)
+        as_listed=True,
+    )
     upstream = parts.upstreams[provider.name, place.model]
-    conversions = parts.convert(upstream, language, f"{provider.base_url} {place.model}")
+    conversions = language.conversions(upstream, f"{provider.base_url} {place.model}")
     return Target(
         name=f"{provider.name}/{place.model or '*'}",
         provider=provider.name,
@@ -579,7 +613,7 @@ def _build(
         upstream=upstream,
         converters_by_path={} if conversions is None else conversions.converters_by_path,
         on_unknown_path=None if conversions is None else conversions.on_unknown_path,
-        gaps=gaps_by_endpoint(language, place.model),
+        gaps=language.gaps,
         clocks=timeouts.default,
         clocks_by=timeouts.by,
         limits=replace(
@@ -603,7 +637,7 @@ def _build(
         errors=policies.errors.of(kind),
         edits=place.edits,
         strip=entry.strip or "",
-        find_most_input=language.find_most_input if language.has_own_language else None,
+        find_most_input=language.find_most_input,
         find_rates=_rates_of(entry, place.price, parts.find_prices),
     )
 

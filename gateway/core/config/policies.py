@@ -1,6 +1,6 @@
 """Reads the policy folder into named sets; missing files and fields have built-in values.
 
-First the folder (`read_policies`), then the two files that have no module of their own: timeouts.yaml and models.yaml.
+First the folder (`read_policies`), then the file that has no module of its own, timeouts.yaml.
 A file with an unknown name is a mistake, not a comment. Invariant: every kind of set has a `default`.
 """
 
@@ -8,41 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
 from gateway.core.balancing import Retries
 from gateway.core.config.admission import AdmissionRules, QueuePolicies, read_admission, read_queue
-from gateway.core.config.error_tables import ErrorTables, built_in_folder, read_error_tables
+from gateway.core.config.error_tables import ErrorTables, read_error_tables
 from gateway.core.config.fields import (
-    Count,
     EnvText,
     FirstEvent,
-    Flag,
     PositiveDuration,
     Section,
-    Text,
     Times,
     substitute,
 )
 from gateway.core.config.product_sections import Sections, SectionSpec
 from gateway.core.config.retries import read_breakers, read_retries
 from gateway.core.config.schema import Entry, TimeoutsSet, check, check_sets
-from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
+from gateway.core.config.source import Document, Path, Problem, did_you_mean, read_document
 from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Setting
 from gateway.core.types import LANES, PASSTHROUGH, Clocks, Lane
-from gateway.dialects.known import ModelTable, Row, in_order
 
 ERRORS: Final = "errors"
 """The folder of error tables in a policy folder."""
 FILES: Final = (
     "admission.yaml",
     "breakers.yaml",
-    "models.yaml",
     "queue.yaml",
     "retries.yaml",
     "timeouts.yaml",
@@ -60,7 +54,6 @@ class PolicySets:
     timeouts: Mapping[str, Timeouts]
     settings: Mapping[Setting[Any], Any]
     """What products have read of their files."""
-    models: ModelTable
     errors: ErrorTables
     folders: Mapping[SectionSpec, tuple[Document, ...]]
     """The files of folders that products have read."""
@@ -102,7 +95,6 @@ def read_policies(
         breakers=breakers,
         timeouts=timeouts,
         settings=settings,
-        models=read_models(documents.get("models.yaml")),
         errors=errors,
         folders=folders,
         documents=(
@@ -316,79 +308,3 @@ def _drip(document: Document, path: Path) -> _Given:
     entry = check(DripEntry, document, here) if isinstance(document.at(here), dict) else None
     given = {field: getattr(entry, field) for field in _DRIP} if entry is not None else {}
     return {field: value for field, value in given.items() if value is not None}
-
-
-# --- models.yaml: what conversions have to know of models. The built-in file is of the same form, and goes first ---
-
-MODELS: Final = "models.yaml"
-MOST_ROWS: Final = 500
-
-
-class ModelFactsEntry(Entry):
-    """One row of models.yaml. Keep the defaults in step with `dialects.base.ModelFacts`."""
-
-    max_output: Count | None = None
-    max_input: Count | None = None
-    reads: list[Literal["image", "pdf", "audio", "video"]] | None = None
-    sampling: Flag = True
-    stops: Flag = True
-    thinking: Literal["none", "budget", "adaptive", "level"] = "none"
-    efforts: list[Text] = Field(default_factory=list)
-    thinking_off: Literal["disabled", "between_tools", "never"] = "disabled"
-    thinks_unasked: Flag = False
-    binds_thinking: Flag = False
-    forced_tools: Flag = True
-    json_schema: Flag = False
-    tools_with_schema: Flag = True
-    later_system: Flag = False
-    logprobs: Flag = False
-    cache_marks: Flag = False
-    own_fields: Literal["none", "anthropic", "nova", "openai", "qwen", "xai"] = "none"
-    caches: list[Literal["tools", "system", "messages"]] = Field(default_factory=list)
-    beside_results: list[Literal["text", "image", "document"]] = Field(default=["text", "image", "document"])
-    in_results: list[Literal["text", "image", "document"]] = Field(default=["image"])
-    json_results: Flag = False
-    embeds: Literal["none", "cohere", "gemini", "nova", "titan"] = "none"
-
-
-def read_models(document: Document | None) -> ModelTable:
-    """Returns the table with the rows of the user's file (None: there is none) behind the built-in ones; notes problems."""
-    own = in_order(_rows(document)) if document is not None else []
-    return ModelTable(lambda: _built_in(built_in_folder().parent / MODELS), own)
-
-
-@lru_cache(maxsize=1)
-def _built_in(file: FilePath) -> tuple[Row, ...]:
-    """Reads the built-in file; raises RuntimeError where it is missing or bad, because then the installation is broken."""
-    problems: list[Problem] = []
-    document = read_document(file, problems)
-    rows = in_order(_rows(document)) if document is not None else []
-    if problems:
-        raise RuntimeError(f"the built-in table of models cannot be used: {problems[0]}")
-    return tuple(rows)
-
-
-def _rows(document: Document) -> dict[str, dict[str, Any]]:
-    """Returns the sound rows of all groups by pattern, each with the fields that it names."""
-    if not isinstance(document.data, dict):
-        document.complain(
-            (), f'expected groups such as `anthropic: {{"claude-*": {{…}}}}`, not {quoted(document.data)}'
-        )
-        return {}
-    rows: dict[str, dict[str, Any]] = {}
-    for group, members in document.data.items():
-        if not isinstance(members, dict):
-            document.complain(
-                (group,), f'expected rows such as `"claude-*": {{max_output: 64000}}`, not {quoted(members)}'
-            )
-            continue
-        for pattern in members:
-            entry = check(ModelFactsEntry, document, (group, pattern))
-            if entry is not None:
-                named = {name: getattr(entry, name) for name in entry.model_fields_set}
-                rows[pattern] = {
-                    name: tuple(value) if isinstance(value, list) else value for name, value in named.items()
-                }
-    if len(rows) > MOST_ROWS:
-        document.complain((), f"has {len(rows)} rows, of which a file takes {MOST_ROWS}")
-    return rows

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.core.config.schema import PriceEntry, TierPrices
 from gateway.core.snapshot import Provider, Rates
-from gateway.dialects.known import plain_name
+from gateway.core.types import plain_name
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice

@@ -59,8 +59,6 @@ from gateway.core.snapshot import (
     with_settings,
 )
 from gateway.core.types import EMULATOR, Server, SharedState
-from gateway.dialects.known import LISTS
-from gateway.dialects.target_languages import TargetLanguages, languages_of
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _WITHOUT_OPENAIS = ("gemini", "vertex", "bedrock")
@@ -97,7 +95,9 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
     )
 
 
-def provider_section(reading: ConfigReading, sections: Sections) -> tuple[Groups, dict[str, Kind]]:
+def provider_section(
+    reading: ConfigReading, sections: Sections, listing: Collection[str]
+) -> tuple[Groups, dict[str, Kind]]:
     """Returns every readable provider with its credentials, and the kind of each, by name."""
     document, config, shape = reading.document, reading.config, entry_kinds(sections).provider
     if not config.providers:
@@ -109,7 +109,7 @@ def provider_section(reading: ConfigReading, sections: Sections) -> tuple[Groups
     for name in config.providers:
         entry = check(shape, document, ("providers", name))
         if entry is not None:
-            _check_provider(document, name, entry)
+            _check_provider(document, name, entry, listing)
             check_presence(document, ("providers", name), entry, bool(config.keys))
             check_accepted(document, config, ("providers", name), entry)
             provider = replace(_provider(document, name, entry), auth=_credential(reading, name, entry, sections))
@@ -132,7 +132,7 @@ def _credential(reading: ConfigReading, name: str, entry: ProviderEntry, section
     return reader.read_credential(reading, name, entry)
 
 
-def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None:
+def _check_provider(document: Document, name: str, entry: ProviderEntry, listing: Collection[str]) -> None:
     path: Path = ("providers", name)
     if not _PROVIDER_NAME.fullmatch(name):
         document.complain(path, "a provider's name is made of letters, digits, dots, - and _")
@@ -143,10 +143,10 @@ def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None
         if getattr(entry, field) is not None and entry.dialect != "vertex":
             hint = ": a region of Amazon's is a `region`" if entry.dialect == "bedrock" else ""
             document.complain((*path, field), f"is for the vertex dialect only{hint}")
-    if entry.learn_models and entry.dialect not in LISTS:
+    if entry.learn_models and entry.dialect not in listing:
         document.complain(
             (*path, "learn_models"),
-            f"is for the dialects {' and '.join(sorted(LISTS))}, whose lists tell more than names",
+            f"is for the dialects {' and '.join(sorted(listing))}, whose lists tell more than names",
         )
     elif entry.learn_models and not (secrets_of(entry) or entry.auth or entry.emulate_without_key):
         document.complain(
@@ -297,10 +297,9 @@ def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetPa
     timeouts = policies.timeouts["default"]
     counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
     upstream = parts.upstreams[provider.name, None]
-    speaks = languages_of(provider.dialect, kind, provider.speaks)
-    language = TargetLanguages(kind, speaks, provider.dialect, policies.models.of)
+    language = parts.languages.of(policies, provider, kind, provider.speaks, ("", None))
     # What it does not speak is told of at once; nothing is learned from its answers, which are relayed as they are.
-    conversions = None if language.speaks is None else parts.convert(upstream, language, f"{provider.base_url} None")
+    conversions = None if language.speaks is None else language.conversions(upstream, f"{provider.base_url} None")
     return Target(
         name=f"{provider.name}/*",
         provider=provider.name,

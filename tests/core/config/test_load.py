@@ -18,6 +18,7 @@ from gateway.core.openai.usage import Capabilities
 from gateway.core.request_fields import find_model
 from gateway.core.snapshot import Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
+from gateway.dialects.config import DialectLanguages
 from gateway.features.grouping.rules import GROUPING, GroupRules
 from gateway.features.output.rules import OUTPUT
 from gateway.sections import SECTIONS
@@ -568,7 +569,15 @@ def test_provider_that_cannot_be_connected_is_a_problem(tmp_path: Path, error: E
         raise error
 
     with pytest.raises(ConfigError) as raised:
-        load_snapshot(tmp_path / "config.yaml", {}, sections=SECTIONS, connect=refuse, version=1, now_wall=NOW)
+        load_snapshot(
+            tmp_path / "config.yaml",
+            {},
+            sections=SECTIONS,
+            languages=DialectLanguages(),
+            connect=refuse,
+            version=1,
+            now_wall=NOW,
+        )
 
     assert "config.yaml:1: providers.openai: cannot be set up: " in str(raised.value)
     assert "pw" not in str(raised.value)
@@ -839,7 +848,15 @@ def test_one_upstream_per_provider_and_model(tmp_path: Path) -> None:
         asked.append((provider.name, model))
         return connect(provider, model)
 
-    snapshot = load_snapshot(tmp_path / "config.yaml", {}, sections=SECTIONS, connect=note, version=3, now_wall=NOW)
+    snapshot = load_snapshot(
+        tmp_path / "config.yaml",
+        {},
+        sections=SECTIONS,
+        languages=DialectLanguages(),
+        connect=note,
+        version=3,
+        now_wall=NOW,
+    )
 
     assert asked == [("openai", "x"), ("openai", None)]
     assert snapshot.models["a"].targets[0].upstream is snapshot.models["b"].targets[0].upstream
@@ -894,8 +911,26 @@ def test_host_of_the_process_wins_over_the_file(tmp_path: Path) -> None:
     path.write_text(config(server="{host: 0.0.0.0}"))
 
     with pytest.raises(ConfigError, match=r'server.host: refused: .* "::"'):
-        load_snapshot(path, {}, sections=SECTIONS, connect=connect, version=1, now_wall=NOW, host="[::]")
-    snapshot = load_snapshot(path, {}, sections=SECTIONS, connect=connect, version=1, now_wall=NOW, host="[::1]")
+        load_snapshot(
+            path,
+            {},
+            sections=SECTIONS,
+            languages=DialectLanguages(),
+            connect=connect,
+            version=1,
+            now_wall=NOW,
+            host="[::]",
+        )
+    snapshot = load_snapshot(
+        path,
+        {},
+        sections=SECTIONS,
+        languages=DialectLanguages(),
+        connect=connect,
+        version=1,
+        now_wall=NOW,
+        host="[::1]",
+    )
     assert snapshot.server.host == "::1"
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.policies import ModelFactsEntry, read_models
 from gateway.core.config.source import read_document
+from gateway.core.types import plain_name
 from gateway.dialects.base import ModelFacts
-from gateway.dialects.known import ListedModels, ModelTable, plain_name
+from gateway.dialects.config import ModelFactsEntry, read_models
+from gateway.dialects.known import ListedModels, ModelTable
 from tests.rows import rows
 from tests.support.configs import problems_of, with_policies
 

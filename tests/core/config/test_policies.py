@@ -10,6 +10,7 @@ import yaml
 from gateway.core.balancing import Retries
 from gateway.core.config.admission import KINDS, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.policies import policy_files, read_policies, read_timeouts
+from gateway.core.config.product_sections import Settings
 from gateway.core.config.retries import (
     CLASSES,
     BackoffEntry,
@@ -24,6 +25,7 @@ from gateway.core.config.source import Problem
 from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Counting, Holding, Model
 from gateway.core.types import LANES, QueueBounds, StoreBounds
+from gateway.dialects.config import MODEL_TABLE
 from gateway.features.reuse.config import (
     CACHE_SETS,
     CachePolicies,
@@ -41,6 +43,11 @@ from tests.support.configs import GOOD, ROOT, load_text, problems_of, with_polic
 BUILT_IN = read_timeouts(None)["default"].default
 
 
+def without_table(settings: Settings) -> Settings:
+    """All but the rows of models.yaml, which are read when they are asked for."""
+    return {setting: value for setting, value in settings.items() if setting is not MODEL_TABLE}
+
+
 def test_shipped_files_are_the_built_in_defaults() -> None:
     """Whoever copies the folder changes nothing by it."""
     problems: list[Problem] = []
@@ -54,7 +61,7 @@ def test_shipped_files_are_the_built_in_defaults() -> None:
     assert shipped.queue == built_in.queue
     assert shipped.retries == built_in.retries
     assert shipped.breakers == built_in.breakers
-    assert shipped.settings == built_in.settings
+    assert without_table(shipped.settings) == without_table(built_in.settings)
     assert [shipped.errors.of(kind) for kind in KINDS] == [built_in.errors.of(kind) for kind in KINDS]
     assert shipped.timeouts == built_in.timeouts == {"default": read_timeouts(None)["default"]}
 

@@ -11,12 +11,12 @@ import orjson
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.client.wire import Wire
 from gateway.core.retry import Attempt
 from gateway.core.snapshot import Provider
 from gateway.core.types import Clocks, Outgoing, UpstreamFailed
+from gateway.dialects.config import read_models
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception

@@ -23,6 +23,7 @@ from gateway.core.errors import NoTargetAvailable
 from gateway.core.http.server import HttpServer, bind
 from gateway.core.snapshot import Policies, PolicySnapshot, with_settings
 from gateway.core.types import Upstream
+from gateway.dialects.config import DialectLanguages
 from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.finish import PartialFiles
 from gateway.products.batches.http import BatchRoutes, MergedLists
@@ -60,7 +61,9 @@ def snapshot(folder: Path, settings: Mapping[str, Any] | None = None, **sections
     """Compiles a config; `settings` are changes to its `jobs` section as compiled."""
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config_of("http://127.0.0.1:9/v1", **{"keys": KEYS, **sections})))
-    policy = load_snapshot(path, {}, sections=SECTIONS, connect=_no_upstream, version=1, now_wall=0.0)
+    policy = load_snapshot(
+        path, {}, sections=SECTIONS, languages=DialectLanguages(), connect=_no_upstream, version=1, now_wall=0.0
+    )
     return with_settings(policy, {JOBS: Jobs(replace(JobSettings(), store="memory", **(settings or {})))})
 
 

@@ -18,6 +18,7 @@ import yaml
 from gateway.core.config.load import load_snapshot
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Upstream
+from gateway.dialects.config import DialectLanguages
 from gateway.dialects.upstream import Languages
 from gateway.features.runs.rules import RunChange
 from gateway.products.batches.chunk import ChunkRunner
@@ -72,7 +73,16 @@ def snapshot(*names: str, languages: Languages | None = None) -> PolicySnapshot:
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(config))
         connect, converse = _no_upstream, languages.conversing
-        return load_snapshot(path, {}, sections=SECTIONS, connect=connect, converse=converse, version=1, now_wall=0.0)
+        return load_snapshot(
+            path,
+            {},
+            sections=SECTIONS,
+            languages=DialectLanguages(),
+            connect=connect,
+            converse=converse,
+            version=1,
+            now_wall=0.0,
+        )
 
 
 def _no_upstream(_provider: Any, _model: Any) -> Upstream:
