@@ -56,6 +56,8 @@ class Slot(Generic[T]):
             call.slots.pop(self, None)
 
 
+# The slots by which features, and whoever makes a call, let others know of it, who need not know them.
+
 VARIANT: Final[Slot[bytes]] = Slot("variant")
 """What the maker of a call asks for beside its body, as a digest: equal requests of two variants get two answers."""
 ALONE: Final[Slot[bool]] = Slot("alone")

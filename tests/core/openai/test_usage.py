@@ -24,10 +24,12 @@ from gateway.core.openai.usage import (
     plausible,
     read_usage,
 )
+from gateway.core.retry import Attempt, usage_in_all
 from gateway.core.types import Usage, UsageParts
 from gateway.dialects.base import chat_usage, generated_usage, message_usage, response_usage
 from tests.core.openai.usage_examples import EXAMPLES, Example
 from tests.rows import rows
+from tests.support.targets import target_named
 
 BOUNDED = settings(deadline=None, derandomize=True)
 ODD_NUMBERS = st.one_of(
@@ -502,6 +504,21 @@ def test_what_is_not_told_is_taken_from_an_estimate(told: Usage | None, expected
     """And marked; where the estimate knows nothing either, what is told stands."""
     assert filled(told, Usage(100, 7, estimated=True)) == expected
     assert filled(Usage(8, 0), Usage(9, 0, estimated=True)) == Usage(8, 0)
+
+
+@given(
+    st.lists(st.none() | st.builds(Usage, st.integers(0, 99), st.integers(0, 99), estimated=st.booleans()), min_size=1)
+)
+def test_what_was_discarded_is_part_of_what_a_call_has_used(used: list[Usage | None]) -> None:
+    """Without that, and without an answer, nobody knows what it has used."""
+    *discarded, last = used
+    total = usage_in_all([Attempt(target_named("p/t"), 0.0, discarded=usage) for usage in discarded], last)
+    known = [one for one in used if one is not None]
+    if total is None:
+        assert not known
+    else:
+        assert (total.input, total.output) == (sum(one.input for one in known), sum(one.output for one in known))
+        assert total.estimated == any(one.estimated for one in known)
 
 
 def test_the_requests_of_a_call_are_known_to_callers_of_every_language() -> None:

@@ -13,16 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.balancing import Backoff, Hedging, Retries
-from gateway.core.call import Reply
+from gateway.core.call import Reply, RouteFacts
 from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Model, Rates, Target
+from gateway.core.telemetry import JsonLines
+from gateway.dialects.endpoints import EMBEDDINGS
 from gateway.features.output.rules import AtLast, OutputRule
 from gateway.features.output.schema import compile_schema
 from gateway.features.output.service import CHECK, OutputInvalid
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import (
+    CHAT,
     CLOCKS,
     ERRORS,
     RESPONSES,
@@ -119,6 +122,33 @@ async def test_what_is_no_violation_passes(given: bytes, result: str) -> None:
     reply, body = await bench.serve(output=replace(RULE, retry=3), body=BODY)
     assert (body, output_of(reply)) == (given, result.encode())
     assert bench.meter.outputs == [("m", result)]
+
+
+async def test_the_log_line_names_the_result_and_the_rule_that_an_answer_broke() -> None:
+    """Of a call whose answer is not checked it says nothing."""
+
+    async def line(*scripts: Script, **changes: object) -> dict[str, Any]:
+        bench = bench_of(*scripts)
+        await bench.serve(body=BODY, **changes)
+        logged: dict[str, Any] = orjson.loads(JsonLines({}).line(0.0, bench.account))
+        return {name: value for name, value in logged.items() if name.startswith("output") and name != "output_tokens"}
+
+    assert await line(whole(answer(GOOD)), output=RULE) == {"output": "valid"}
+    retried = await line(whole(answer(BAD)), whole(answer(GOOD)), output=replace(RULE, retry=1))
+    assert retried == {"output": "retried", "output_rule": "rule `type` at `/total`"}
+    assert await line(whole(answer(GOOD)), output=OutputRule()) == {}
+    assert await line(whole(answer(GOOD))) == {}
+
+
+def test_it_costs_nothing_where_nobody_can_have_asked_for_it() -> None:
+    """Calls of clients to a model without a rule; whoever makes a call inside the process may give it one."""
+    bench = bench_of()
+    facts = RouteFacts(bench.policy, Key("web", "web", b""), bench.policy.models["m"], CHAT, False)
+    internal = replace(facts, is_internal=True)
+    outputs = bench.products.outputs
+    assert outputs.for_route(facts, frozenset()) is None
+    assert outputs.for_route(internal, frozenset()) is outputs
+    assert outputs.for_route(replace(internal, endpoint=EMBEDDINGS), frozenset()) is None
 
 
 async def test_an_error_of_the_provider_is_nobodys_violation() -> None:
