@@ -139,15 +139,6 @@ class BodyTimeout(CallerFault):
     code = "request_body_timeout"
 
 
-class KeyInUse(CallerFault):
-    """A call with the same `Idempotency-Key` is still running; a later repetition gets its answer."""
-
-    status = 409
-    should_retry: bool | None = True
-    retry_after_s = 1.0
-    code = "idempotency_key_in_use"
-
-
 class BodyTooLarge(CallerFault):
     """The request body is over the cap."""
 
@@ -164,14 +155,6 @@ class RequestExceedsLimits(CallerFault):
     def __init__(self, message: str, *, param: str | None = None, limit: str | None = None) -> None:
         super().__init__(message, param=param)
         self.limit = limit
-
-
-class KeyReused(CallerFault):
-    """The `Idempotency-Key` belongs to another request (draft-ietf-httpapi-idempotency-key-header-07, 2.7)."""
-
-    status = 422
-    type = "idempotency_error"
-    code = "idempotency_key_reused"
 
 
 class HeadersTooLarge(CallerFault):
@@ -308,15 +291,6 @@ class TargetsTimedOut(NoTargetAvailable):
     status = 504
     type = "timeout_error"
     code = "upstream_timeout"
-
-
-class NotCached(GatewayError):
-    """The client takes cached answers only, and there is none (RFC 9111, 5.2.1.7)."""
-
-    status = 504
-    type = "invalid_request_error"
-    should_retry: bool | None = False
-    code = "not_cached"
 
 
 class OwnerUnknown(GatewayError):

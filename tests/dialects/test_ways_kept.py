@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from gateway.core.call import Reply
-from gateway.core.errors import GatewayError, KeyReused
+from gateway.core.errors import GatewayError
+from gateway.features.reuse.keys import KeyReused
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.dialects.ways import CALLERS, Json, Ways
 from tests.support.flow import JSON, Script

@@ -3,7 +3,7 @@
 First the `Cache-Control` of requests and answers. Then the keys: full SHA-256 digests over length-prefixed parts. A key holds
 all that decides about an answer: who asks (tenant, and the caller's own credential where that is passed on), the endpoint, the
 model, the version of the policy, the headers that change meanings, and the body in canonical form. Invariant: requests of two
-owners never have a key in common, whatever they contain.
+owners never have a key in common, whatever they contain. Last the refusals.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from gateway.core.errors import CallerFault, GatewayError
 from gateway.core.openai.bodies import MultipartError, boundary_of
 from gateway.core.openai.headers import ACCOUNTS
 from gateway.core.openai.json_edit import outside_strings
@@ -260,3 +261,32 @@ def _multipart(request: Request) -> bytes:
     except MultipartError:
         return request.body
     return digest(*(b"\r\n" + request.body).split(b"\r\n--" + boundary))
+
+
+# --- refusals of requests whose key or directives cannot be met ---
+
+
+class KeyInUse(CallerFault):
+    """A call with the same `Idempotency-Key` is still running; a later repetition gets its answer."""
+
+    status = 409
+    should_retry: bool | None = True
+    retry_after_s = 1.0
+    code = "idempotency_key_in_use"
+
+
+class KeyReused(CallerFault):
+    """The `Idempotency-Key` belongs to another request (draft-ietf-httpapi-idempotency-key-header-07, 2.7)."""
+
+    status = 422
+    type = "idempotency_error"
+    code = "idempotency_key_reused"
+
+
+class NotCached(GatewayError):
+    """The client takes cached answers only, and there is none (RFC 9111, 5.2.1.7)."""
+
+    status = 504
+    type = "invalid_request_error"
+    should_retry: bool | None = False
+    code = "not_cached"

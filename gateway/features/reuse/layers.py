@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from gateway.core.answers import wants_usage
 from gateway.core.call import INVALID_ANSWER, VARIANT, Call, Reply, deciding_attempt
 from gateway.core.clock import Clock, Timer
-from gateway.core.errors import KeyInUse, KeyReused
 from gateway.core.ledger import answer_headers
 from gateway.core.openai.sse import split_events
 from gateway.core.ports import STORE_S, Claim, Later, Store, result_or_default
@@ -31,6 +30,8 @@ from gateway.features.reuse.keys import (
     ANYTHING,
     LARGE_BYTES,
     Directives,
+    KeyInUse,
+    KeyReused,
     age_headers,
     digest,
     exact_key,

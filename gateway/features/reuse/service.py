@@ -27,10 +27,11 @@ from gateway.core.call import (
     Serve,
 )
 from gateway.core.clock import Clock
-from gateway.core.errors import GatewayError, NotCached
+from gateway.core.errors import GatewayError
 from gateway.core.ledger import Accounts
 from gateway.core.ports import Store
 from gateway.core.types import LANES
+from gateway.features.reuse.keys import NotCached
 from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note, plan_reuse
 from gateway.features.reuse.outcome import (
     BYPASS,

@@ -26,8 +26,6 @@ from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
-    KeyInUse,
-    KeyReused,
     ShuttingDown,
     drop_frames,
 )
@@ -36,6 +34,7 @@ from gateway.core.retry_budgets import attempts_by_cost
 from gateway.core.snapshot import Key, Provider
 from gateway.core.types import ErrorClass, Lane, Usage
 from gateway.dialects import shapes
+from gateway.features.reuse.keys import KeyInUse, KeyReused
 from gateway.features.runs.rules import RunBudgetExceeded, RunChange, RunWords
 from gateway.products.batches.native.formats import RemoteBatch
 from gateway.products.jobs.model import JobError, StoredAnswer

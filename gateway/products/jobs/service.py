@@ -13,8 +13,8 @@ import orjson
 
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.errors import AdmissionDenied, KeyReused, NotFound
-from gateway.features.reuse.keys import LARGE_BYTES, fingerprint, record_key
+from gateway.core.errors import AdmissionDenied, NotFound
+from gateway.features.reuse.keys import LARGE_BYTES, KeyReused, fingerprint, record_key
 from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.runs.step import PART
 from gateway.products.batches.input import bare_provider

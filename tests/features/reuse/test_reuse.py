@@ -11,11 +11,11 @@ import orjson
 import pytest
 
 from gateway.core.call import Reply, RouteFacts
-from gateway.core.errors import DeadlineExceeded, KeyInUse, KeyReused, NoTargetAvailable, NotCached
+from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from gateway.drivers.opening import MemoryStore
-from gateway.features.reuse.keys import LARGE_BYTES
+from gateway.features.reuse.keys import LARGE_BYTES, KeyInUse, KeyReused, NotCached
 from gateway.features.reuse.layers import plan_reuse
 from gateway.features.reuse.outcome import OUTCOME
 from gateway.features.reuse.rules import Caching, ExactRule
