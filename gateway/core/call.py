@@ -173,8 +173,6 @@ class Call:
     """Its client has left, and others wait for its answer."""
     outcome: str = ""
     """How it ended, once it is settled: as of its answer, whether its client has waited for that or not."""
-    usage_event: bytes = b""
-    """The usage event of its stream, where that was not passed on."""
     not_expressible: dict[str, InvalidRequest] | None = None
     """The targets, by name, into whose language it cannot be put, with the error of its caller if no other can serve it."""
     reads: ReadAnswers | None = None

@@ -174,7 +174,7 @@ class Pipeline:
                 usage = streamed_usage(call, attempt, outcome, usage, output_tokens)
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
             if isinstance(relay, SseRelay):
-                call.usage_event = relay.usage_event
+                attempt.usage_event = relay.usage_event
             self.admission.outcomes.ended(call, attempt, SLOW_CLIENT if is_clients_doing else outcome)
             self.accounts.settle(call, opened.status, outcome, attempt=attempt, usage=usage)
 

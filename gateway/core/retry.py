@@ -63,6 +63,8 @@ class Attempt:
     """The cost in US dollars, estimated if the attempt failed after it was sent; None: the model has no price."""
     discarded: Usage | None = None
     """The usage of its answer, where that was not given to the client, and another attempt has taken its place."""
+    usage_event: bytes = b""
+    """The usage event of its stream, once that has ended, where it was not passed on."""
     gaps: Sequence[Gap] = ()
     """What was lost when the request was put into the target's language."""
     refuses_loss: bool = False

@@ -87,7 +87,7 @@ async def hold(
         raise DeadlineExceeded("The deadline passed before the answer, which is held back until it is whole.") from None
     finally:
         watch.end(task)
-    call.usage_event = relay.usage_event
+    attempt.usage_event = relay.usage_event
     if end.outcome != "ok":
         raise UpstreamFailed(_class_of(end.outcome), Phase.STREAMING, "the stream broke off while it was held back")
     attempt.ended_at = clock.monotonic()

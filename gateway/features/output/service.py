@@ -335,7 +335,7 @@ class Outputs(CallFeature):
         opened = bad.opened
         if len(opened.body) > MOST_BODY:
             return None  # to write it again would hold everybody up
-        whole = as_whole(call.endpoint.name, opened.body, call.usage_event) if bad.is_stream else opened.body
+        whole = as_whole(call.endpoint.name, opened.body, bad.attempt.usage_event) if bad.is_stream else opened.body
         answer = None if whole is None else json_object(whole)
         if answer is None:
             return None
@@ -363,7 +363,7 @@ class Outputs(CallFeature):
             if frames is None:
                 last.attempt.discarded = last.usage
                 return None
-            body, call.usage_event = frames, b""
+            body = frames
         return replace(opened, attempt=last.attempt, body=body, usage=last.usage)
 
     def _conclude(self, call: Call, check: OutputCheck, result: OutputResult) -> None:

@@ -488,7 +488,7 @@ def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
         usage=call.usage or replay.saved,
         cost_usd=last.cost_usd if last is not None else replay.saved_usd,
         includes_usage=wants_usage(call),
-        usage_event=call.usage_event,
+        usage_event=last.usage_event if last is not None else b"",
     )
 
 
