@@ -83,12 +83,17 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
     target, started_at = attempt.target, attempt.started_at
     clocks = clocks_of(target, call) if target.clocks_by else target.clocks
     # Listed before it begins: a try that fails, or is cancelled, stands in the ledger all the same.
-    call.attempts.append(attempt)
+    if attempt.beside is None:
+        call.attempts.append(attempt)
+        task = call.task
+    else:
+        _list_beside(call.attempts, attempt, attempt.beside)
+        task = None  # it has one of its own, of which the edge does not know
     if call.stream or call.deadline_is_callers:
         ends_at = _must_open_by(call, clocks, started_at)
     else:
         ends_at = started_at + clocks.total_s
-    task = watch.begin(ends_at, call.task, attempt, call)
+    task = watch.begin(ends_at, task, attempt, call)
     is_usual = False
     try:
         outgoing = outgoing_of(call, attempt, clocks)
@@ -170,6 +175,14 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
         attempt.error_class = opened.diagnosis.error_class
         attempt.phase = Phase.ANSWERED
     return opened
+
+
+def _list_beside(ledger: list[Attempt], attempt: Attempt, other: Attempt) -> None:
+    """Lists an attempt that runs beside another one, which stays the last as long as it may decide."""
+    if other.is_stalled or other not in ledger:
+        ledger.append(attempt)
+    else:
+        ledger.insert(ledger.index(other), attempt)
 
 
 def clocks_of(target: Target, call: Call) -> Clocks:

@@ -3,12 +3,12 @@
     enter -> dispatch -> (the ledger) -> next_step -> Try | TryLater | GiveUp
 
 One loop, one ledger, one deadline. `core/retry.py` decides, this acts. It must not know how an answer is relayed.
-Invariant: every grant that is taken is given back or handed to the account of the call, whichever way an attempt ends.
+Invariant: every reservation is given back or handed to the account of the call, whichever way its attempt ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -32,7 +32,7 @@ from gateway.core.errors import (
 from gateway.core.ledger import cost_usd, should_retry_of
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
-from gateway.core.racing import Failover, Hedges, Suspects
+from gateway.core.racing import Failover, Hedges, Move, Suspects
 from gateway.core.render import client_status, error_body, unknown_path
 from gateway.core.retry import (
     DENIALS,
@@ -42,6 +42,7 @@ from gateway.core.retry import (
     Step,
     Try,
     TryLater,
+    attempts_apart,
     concerns_target_alone,
     is_final,
     next_step,
@@ -91,9 +92,9 @@ class Attempts:
         self._moves = Failover(clock, admission, watch, self._next_answer)
         watch.look = Suspects(clock, admission, watch, self._moves, draw).look
 
-    def _next_answer(self, call: Call, failed: Attempt) -> Coroutine[Any, Any, Opened]:
-        """The first answer that is final of a call of which this attempt has failed."""
-        return self.open(call, self._next_step(call, failed), failed=failed)
+    def _next_answer(self, call: Call, move: Move) -> Coroutine[Any, Any, Opened]:
+        """The first answer that is final of the attempts that a call makes beside one that has stalled."""
+        return self.open(call, self._next_step(call, move.left, move), failed=move.left, move=move)
 
     async def broken_off(self, call: Call, attempt: Attempt, failure: UpstreamFailed) -> Opened:
         """The first answer that is final of a call whose stream has broken off before anything of it was given."""
@@ -109,11 +110,12 @@ class Attempts:
         step: Step | None = None,
         last: ErrorAnswer | UpstreamFailed | None = None,
         failed: Attempt | None = None,
+        move: Move | None = None,
     ) -> Opened:
         """The first answer that is final: a success, or an error that nothing helps against. `step` is the first one.
 
-        `failed` is the attempt before that, `last` how it has failed, where the client may get that. Raises GatewayError when
-        there is no answer that the client could read.
+        `failed` is the attempt before that, `last` how it has failed, where the client may get that. With `move` the attempts
+        run beside one of the call's that has stalled. Raises GatewayError when there is no answer that the client could read.
         """
         admission = self._admission
         detours = 0
@@ -122,7 +124,7 @@ class Attempts:
                 return self._give_up(call, last, step if isinstance(step, GiveUp) else GiveUp("no_target"))
             decided_at = 0.0 if step is None else self._clock.monotonic()
             try:
-                entered = admission.admit(call) if step is None else self._enter(call, step, failed)
+                entered = admission.admit(call) if step is None else self._enter(call, step, failed, move)
                 attempt = entered if isinstance(entered, Attempt) else await entered
             except CircuitOpen:
                 if last is None:
@@ -134,8 +136,10 @@ class Attempts:
                 raise
             if attempt is None:  # what was decided is out of date; to have waited for a turn is no detour
                 detours = detours + 1 if self._clock.monotonic() - decided_at < SOON_S else 0
-                step = self._next_step(call, failed)
+                step = self._next_step(call, failed, move)
                 continue
+            if move is not None:
+                attempt.beside = move.stalled
             hedging = call.model.retries.hedging
             late_after_s = None if hedging is None else self._hedges.late_after_s(call, attempt, hedging)
             trials = (
@@ -158,51 +162,53 @@ class Attempts:
                 # That a target's language lacks words must not hide what another target answered.
                 if not isinstance(failure, NotExpressible):
                     last, failed = failure, attempt
+                elif late_after_s is not None:
+                    failed = deciding_attempt(call)  # a second one beside it may have failed
             except BaseException:  # cancelled, or a defect: the attempt elsewhere must not outlive the call
-                if call.other_attempt is not None and call.other_attempt.call is not call:
-                    await self._moves.abandon(call)
+                if attempt.is_stalled:
+                    await self._moves.abandon(call, attempt)
                 raise
             else:
-                if isinstance(opened, Whole) and call.other_attempt is None and call.reads is None:
-                    if (
-                        attempt.reservation is not None
-                    ):  # the gate hears of both in one visit: answered, and settled at once
+                if isinstance(opened, Whole) and move is None and not attempt.is_stalled and call.reads is None:
+                    # The gate hears of both in one visit: answered, and settled at once.
+                    if attempt.reservation is not None:
                         attempt.reservation.headers = opened.headers
                     return opened
                 if not isinstance(opened, ErrorAnswer):
-                    move = call.other_attempt
-                    # In the copy that has moved, `other_attempt` is its own move, which must not stop itself.
-                    if move is not None and move.call is not call:
-                        self._moves.cancel(call)
+                    if attempt.is_stalled:
+                        self._moves.cancel(call, attempt)
                     admission.outcomes.answered(call, attempt, opened.headers)
                     return opened
                 self._learn_error(call, opened)
                 failed = attempt
                 # That a target is ruled out is no news where another one, which may still serve, had something to say.
-                if last is None or not self._is_ruled_out_alone(call, opened):
+                if last is None or not self._is_ruled_out_alone(call, opened, move):
                     last = opened
-                is_moving = call.other_attempt is not None and call.other_attempt.call is not call
-                if is_moving and is_final(call.attempts, admission.planner.plan(call), call.model.retries):
-                    self._moves.cancel(call)  # whoever answers first has the say, here as there
+                ledger = _ledger(call, attempt, move)
+                if attempt.is_stalled and is_final(ledger, admission.planner.plan(call), call.model.retries):
+                    self._moves.cancel(call, attempt)  # whoever answers first has the say, here as there
             finally:
                 if trials is not None:
                     trials.pop(id(call), None)
-            if call.other_attempt is not None and call.other_attempt.call is not call:
-                # First this: the next step depends on the attempts that it adds to the ledger.
-                moved = await self._moves.outcome(call)
+            if attempt.is_stalled:
+                # First this: the next step depends on what has become of the attempts beside it.
+                moved = await self._moves.outcome(call, attempt)
                 if moved is not None:
                     return moved
                 failed = deciding_attempt(call)
-            step = self._next_step(call, failed)
+            step = self._next_step(call, failed, move)
 
-    async def _enter(self, call: Call, step: Try | TryLater, failed: Attempt | None) -> Attempt | None:
+    async def _enter(
+        self, call: Call, step: Try | TryLater, failed: Attempt | None, move: Move | None
+    ) -> Attempt | None:
         """The attempt that the call may make, once it may; None: decide again.
 
         Raises GatewayError when it may go nowhere in time.
         """
         admission = self._admission
         if isinstance(step, TryLater):
-            call.backoff_s += max(0.0, step.until - self._clock.monotonic())
+            if move is None:  # else it waits for the attempt that has stalled as well
+                call.backoff_s += max(0.0, step.until - self._clock.monotonic())
             await self._clock.sleep(step.until - self._clock.monotonic())
             assert failed is not None  # noqa: S101  # only a call that has failed waits before it is sent
             plan = admission.planner.plan_now(call, failed)
@@ -262,37 +268,40 @@ class Attempts:
         self._admission.outcomes.failed(call, attempt, diagnosis.error_class, Phase.ANSWERED, diagnosis)
         self._judge(call, attempt)
 
-    def _is_ruled_out_alone(self, call: Call, opened: ErrorAnswer) -> bool:
+    def _is_ruled_out_alone(self, call: Call, opened: ErrorAnswer, move: Move | None) -> bool:
         """The error says nothing of what other targets do with the call."""
         if opened.error_class is ErrorClass.MODEL_NOT_FOUND:
             return True
-        return concerns_target_alone(call.attempts, self._admission.planner.plan(call))
+        return concerns_target_alone(_ledger(call, opened.attempt, move), self._admission.planner.plan(call))
 
     def _judge(self, call: Call, attempt: Attempt) -> None:
         attempt.never_again = rule_for(attempt, call.model.retries).action not in (Action.RETRY, Action.HOLD)
 
-    def _next_step(self, call: Call, failed: Attempt | None) -> Step:
+    def _next_step(self, call: Call, failed: Attempt | None, move: Move | None = None) -> Step:
         """What follows this failure; None: the call has made no attempt yet."""
         if call.endpoint.request == "any":
             return GiveUp("final")  # of another kind: whether it may be sent twice is not known
         now = self._clock.monotonic()
         if failed is None:
             return Try(self._admission.planner.own_targets(call, now))  # what could not be said to one was not tried
-        step = self._step(call, failed, now)
+        step = self._step(call, failed, move, now)
         if isinstance(step, GiveUp) and step.reason == "attempts" and self._is_held(call, failed, now):
             # A trial does not count against the call's attempts, so the same decision now finds room.
             failed.is_trial = True
-            step = self._step(call, failed, now)
+            step = self._step(call, failed, move, now)
         if isinstance(step, GiveUp) and step.reason in DENIALS:
-            call.denied = step.reason
+            if move is None:
+                call.denied = step.reason
+            else:
+                move.denied = step.reason
             self._meter.retry_denied(step.reason)
         return step
 
-    def _step(self, call: Call, failed: Attempt, now: float) -> Step:
+    def _step(self, call: Call, failed: Attempt, move: Move | None, now: float) -> Step:
         admission = self._admission
         plan = admission.planner.plan_now(call, failed)
         step = next_step(
-            call.attempts,
+            _ledger(call, failed, move),
             plan,
             call.model.retries,
             admission.retries.of(call),
@@ -325,7 +334,7 @@ class Attempts:
         rule = rule_for(failed, retries)
         if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or call.earlier_tries:
             return False  # whoever forbids a second try forbids it here, too
-        out = {attempt.target.name for attempt in call.attempts if attempt.never_again}
+        out = {attempt.target.name for attempt in call.attempts if attempt.never_again or attempt.is_stalled}
         if _has_other_answer(call) or any(one.name not in out and one.name != target.name for one in call.model.plan):
             return False
         health = self._admission.gates.line(target, call).gate.health
@@ -369,6 +378,16 @@ class Attempts:
             back_in_s = self._admission.back_in_s(call)
             error.should_retry, error.retry_after_s = back_in_s <= MAX_RETRY_AFTER_S, back_in_s
         raise error
+
+
+def _ledger(call: Call, attempt: Attempt, move: Move | None) -> Sequence[Attempt]:
+    """The attempts by which it is decided what follows this one, which is the last of them.
+
+    For those of a move the attempt that has stalled has failed; for that one these do not count yet.
+    """
+    if move is not None:
+        return [move.left if one is move.stalled else one for one in call.attempts]
+    return attempts_apart(call.attempts, attempt) if attempt.is_stalled else call.attempts
 
 
 def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:

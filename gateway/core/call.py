@@ -66,13 +66,6 @@ INVALID_ANSWER: Final[Slot[bool]] = Slot("invalid answer")
 """True if a feature has found the answer not to be what was asked for: its client may get it, and nothing is built on it."""
 
 
-class OtherAttempt(Protocol):
-    """A second attempt of a call, at another target, while its first one hangs and stays open."""
-
-    call: Call
-    """A copy, with a ledger of its own."""
-
-
 class QueuePlace(Protocol):
     """A place in the delay queue."""
 
@@ -153,8 +146,6 @@ class Call:
     """How long it was held, over all attempts."""
     backoff_s: float = 0.0
     """How long it waited between attempts."""
-    other_attempt: OtherAttempt | None = None
-    """Its attempt hangs, and this is another one, elsewhere; both belong to it."""
     denied: str | None = None
     """Why another attempt that would have been made was not."""
     skips: Skips | None = None

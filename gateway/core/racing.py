@@ -22,7 +22,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gateway.core.admission.admission import Admission
-from gateway.core.admission.keys import CallBudgets, token_cost
+from gateway.core.admission.keys import token_cost
 from gateway.core.answers import (
     AttemptDeadlines,
     OpenAttempts,
@@ -59,7 +59,7 @@ from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits import Gate
 from gateway.core.ports import Meter
-from gateway.core.retry import Attempt, is_final
+from gateway.core.retry import Attempt, attempts_apart, is_final
 from gateway.core.retry_budgets import Retry
 from gateway.core.snapshot import Target
 from gateway.core.types import LANES, Clocks, ErrorClass, Phase, UpstreamFailed, Usage
@@ -76,9 +76,8 @@ Learn = Callable[[Call, Attempt, ErrorAnswer | UpstreamFailed], None]
 
 @dataclass(slots=True, eq=False)
 class Racer:
-    """One running attempt. `call` is the call itself for the first attempt, a copy of it for the second."""
+    """One running attempt."""
 
-    call: Call
     attempt: Attempt
     task: asyncio.Task[Opened]
 
@@ -89,10 +88,9 @@ class Hedges:
         first ── answers in time
         first ── is late ── second, at another target ── the first usable answer of the two; the other is called off
 
-    What follows a failure is not known here. Each attempt has a task of its own, and the second a copy of the call, so that
-    ledger, grant and deadline are its own as well; in the end the deciding attempt is the call's last one, and its grant
-    the call's. Invariants: the second never waits for its turn; however the race ends, no task runs on, the loser's
-    connection is closed and what it reserved is settled.
+    What follows a failure is not known here. Each attempt has a task and a reservation of its own; in the end the deciding
+    attempt is the last one in the call's ledger. Invariants: the second never waits for its turn; however the race ends, no
+    task runs on, the loser's connection is closed and what it reserved is settled.
     """
 
     __slots__ = ("_admission", "_clock", "_learn", "_meter", "_watch")
@@ -123,7 +121,7 @@ class Hedges:
         try:
             await self._until_late(winner.task, late_after_s)
             # A call that has moved meanwhile has its second attempt already.
-            second = None if winner.task.done() or call.other_attempt is not None else self._second(call, attempt)
+            second = None if winner.task.done() or attempt.is_stalled else self._second(call, attempt)
             if second is not None:
                 running.append(second)
                 # Two attempts at one target wait for the same cause. With two targets the first attempt keeps its place, and
@@ -131,26 +129,28 @@ class Hedges:
                 is_spared = second.attempt.target.name != attempt.target.name
                 self._watch.pair(winner.task, second.attempt, is_spared=is_spared)
                 self._watch.pair(second.task, attempt, is_spared=False)
-            winner = await self._deciding(running)
+            winner = await self._deciding(call, running)
             for loser in [racer for racer in running if racer is not winner]:
-                await self._call_off(loser, is_first=loser is not second)
+                await self._call_off(call, loser, is_first=loser is not second)
         except BaseException:  # the client has left, or a defect of ours
             winner, *others = running
             winner.task.cancel()
             for racer in others:
-                await self._call_off(racer, is_first=False)
+                await self._call_off(call, racer, is_first=False)
             await _close(winner.task)
-            if winner.attempt not in winner.call.attempts:  # it had not begun: nobody else gives back what it reserved
+            if winner.attempt not in call.attempts:  # it had not begun, so nobody else gives back what it reserved
                 self._admission.outcomes.cancelled(winner.attempt, CANCELLED)
             raise
         finally:
             if second is not None:
-                _merge(call, second, is_last=winner is second)
+                second.attempt.beside = None
+                if winner is second:
+                    _list_last(call.attempts, second.attempt)
         return winner
 
     def _start(self, call: Call, attempt: Attempt) -> Racer:
         opening = dispatch(call, attempt, self._clock, self._watch)
-        return Racer(call, attempt, asyncio.get_running_loop().create_task(opening))
+        return Racer(attempt, asyncio.get_running_loop().create_task(opening))
 
     async def _until_late(self, task: asyncio.Task[Opened], seconds: float) -> None:
         """Waits until the attempt has ended, or `seconds` have passed."""
@@ -161,7 +161,7 @@ class Hedges:
         finally:
             timer.cancel()
 
-    async def _deciding(self, running: list[Racer]) -> Racer:
+    async def _deciding(self, call: Call, running: list[Racer]) -> Racer:
         """Returns the deciding attempt: the first with a usable answer, else the last to fail. Removes others that failed."""
         first = running[0]
         while True:
@@ -171,12 +171,9 @@ class Hedges:
                 if failure is None or len(running) == 1:
                     return racer
                 running.remove(racer)
-                self._learn(racer.call, racer.attempt, failure)
-                # The first attempt goes on alone; its call will not be sent again to where the second has failed.
-                if racer is not first:
-                    _merge(first.call, racer, is_last=False)
-                    # `race` merges the second attempt when it ends, and would list these twice.
-                    racer.call.attempts = []
+                self._learn(call, racer.attempt, failure)
+                if racer is not first:  # the first attempt goes on alone
+                    racer.attempt.beside = None
                     self._watch.part(first.task)
 
     def _second(self, call: Call, first: Attempt) -> Racer | None:
@@ -184,7 +181,7 @@ class Hedges:
         budgets = self._admission.retries.of(call)
         if self._clock.monotonic() >= call.deadline or budgets.attempts() < 2:
             return None
-        denied = self._denies_money(call, first, budgets)
+        denied = budgets.denies_money()
         full: list[Target] = []
         for one in self._places(call, first.target) if denied is None else ():
             reason = budgets.denies(one, first)
@@ -193,7 +190,8 @@ class Hedges:
                 full.append(one)
             if attempt is not None:
                 self._admission.planner.note_skips(call, full)
-                return self._start(replace(call, attempts=[], key_cost=None), attempt)
+                attempt.beside = first
+                return self._start(call, attempt)
             denied = denied or reason
         if denied is not None:
             self._meter.retry_denied(denied)
@@ -207,14 +205,6 @@ class Hedges:
         # The sort is stable, so the plan's order holds among targets of one kind.
         elsewhere.sort(key=lambda one: self._admission.gates.line(one, call).gate.health.breaker.failures_in_a_row > 0)
         return [*elsewhere, target]
-
-    def _denies_money(self, call: Call, first: Attempt, budgets: CallBudgets) -> str | None:
-        """Returns what forbids the call to pay for more than the running attempt, as estimated; None: nothing does."""
-        # Only for this check: the attempt still runs, and gets its real cost when it ends.
-        first.cost_usd = self._admission.costs.usd(call, first.target)
-        denied = budgets.denies_money()
-        first.cost_usd = None
-        return denied
 
     def _reserve(self, call: Call, first: Attempt, target: Target) -> Attempt | None:
         """Returns an attempt if the target has room now, else None. The reserve and probes are left to first attempts."""
@@ -240,10 +230,10 @@ class Hedges:
         reservation.retry = Retry(health.retries, health.tokens, token_cost(call.model.retries, first, target))
         return Attempt(target, now, reservation=reservation)
 
-    async def _call_off(self, racer: Racer, *, is_first: bool) -> None:
+    async def _call_off(self, call: Call, racer: Racer, *, is_first: bool) -> None:
         """Stops an attempt that is not needed: closes its connection, settles what it reserved, and estimates its cost."""
         racer.task.cancel()
-        call, attempt, now = racer.call, racer.attempt, self._clock.monotonic()
+        attempt, now = racer.attempt, self._clock.monotonic()
         if is_first and attempt.reservation is not None:
             # The first attempt would have taken even longer. Without such times the percentile would sink with each hedge,
             # and ever more attempts would seem late. A stopped second attempt has had no time to tell anything.
@@ -252,7 +242,7 @@ class Hedges:
         try:
             await _close(racer.task)
         finally:
-            usage = _usage_of_loser(racer)
+            usage = _usage_of_loser(call, racer)
             used = usage or self._admission.costs.usage_by(call, attempt, now)
             _end(attempt, cost_usd(call, attempt.target, used), now)
             attempt.is_cost_reported = not used.estimated
@@ -273,7 +263,7 @@ def _failure(task: asyncio.Task[Opened]) -> ErrorAnswer | UpstreamFailed | None:
     return opened if isinstance(opened, ErrorAnswer) else None
 
 
-def _usage_of_loser(racer: Racer) -> Usage | None:
+def _usage_of_loser(call: Call, racer: Racer) -> Usage | None:
     """Returns the usage of an answer that came and is not needed; None: none came, or an error."""
     if racer.task.cancelled() or racer.task.exception() is not None:
         return None
@@ -281,8 +271,8 @@ def _usage_of_loser(racer: Racer) -> Usage | None:
     if isinstance(opened, ErrorAnswer):
         return None
     if isinstance(opened, Whole):
-        return whole_usage(racer.call, racer.attempt, opened.usage, opened.body)
-    return streamed_usage(racer.call, racer.attempt, CANCELLED, *opened.relay.account())
+        return whole_usage(call, racer.attempt, opened.usage, opened.body)
+    return streamed_usage(call, racer.attempt, CANCELLED, *opened.relay.account())
 
 
 async def _close(task: asyncio.Task[Opened]) -> None:
@@ -302,14 +292,6 @@ def _end(attempt: Attempt, usd: float | None, now: float) -> None:
     attempt.cost_usd = usd
 
 
-def _merge(call: Call, second: Racer, *, is_last: bool) -> None:
-    """Adds the second attempt to the call's ledger: as the last one if it decides."""
-    if is_last:
-        call.attempts += second.call.attempts
-    else:
-        call.attempts[-1:-1] = second.call.attempts
-
-
 # --- moving a call: another attempt at another target, while the first one, which hangs, stays open ---
 
 
@@ -318,44 +300,47 @@ Ended = Callable[[bool], None]
 log = logging.getLogger("gateway")
 
 
-class MovedAttempt:
-    """The second attempt of a call that moved. `opened` is the answer that it got, once there is one for the client."""
+@dataclass(slots=True, eq=False)
+class Move:
+    """The attempts that a call makes elsewhere, one after the other, beside one that has stalled."""
 
-    __slots__ = ("call", "met", "opened", "task")
-
-    def __init__(self, copy: Call) -> None:
-        self.call = copy
-        self.met = len(copy.attempts)
-        """The number of the copy's attempts that were made by the call itself."""
-        self.opened: Opened | None = None
-        self.task: asyncio.Task[None] | None = None
+    stalled: Attempt
+    left: Attempt
+    """What the stalled attempt counts as for those of the move: one that has failed, so that the rules after a failure hold."""
+    task: asyncio.Task[None] | None = None
+    opened: Opened | None = None
+    """The answer that it got, once there is one for the client."""
+    denied: str | None = None
+    """Why another attempt that would have been made was not."""
 
 
 class Failover:
-    """Moves calls. One per process; holds no state of any call.
+    """Moves calls. One per process.
 
         first ── hangs ── moved: second, at targets not tried by the call ── the first usable answer of the two serves
 
-    The first goes on in the call's own task. The second has a task, and a copy of the call, so that ledger, grant and
-    deadline are its own; it is served like any call whose attempt has failed, with retries and waits of its own. This must
-    not know which target is suspect, nor why a call moves. Invariants: a call has at most one move at a time; however the
-    call ends, the second's task ends too, its connection is closed and what it reserved is settled.
+    The first goes on in the call's own task. The second has a task of its own; it is served like any call whose attempt has
+    failed, with retries and waits of its own. This must not know which target is suspect, nor why a call moves. Invariants:
+    a call has at most one move at a time; however the call ends, the second's task ends too, its connection is closed and
+    what it reserved is settled.
     """
 
-    __slots__ = ("_admission", "_clock", "_serve", "_watch")
+    __slots__ = ("_admission", "_clock", "_moves", "_serve", "_watch")
 
     def __init__(
         self,
         clock: Clock,
         admission: Admission,
         watch: AttemptDeadlines,
-        serve: Callable[[Call, Attempt], Awaitable[Opened]],
+        serve: Callable[[Call, Move], Awaitable[Opened]],
     ) -> None:
-        """`serve` answers a call of which this attempt has failed, or raises GatewayError."""
+        """`serve` makes the attempts of a move, or raises GatewayError."""
         self._clock = clock
         self._admission = admission
         self._watch = watch
         self._serve = serve
+        self._moves: dict[Attempt, Move] = {}
+        """By the attempt that has stalled."""
 
     def places(self, call: Call, attempt: Attempt) -> Sequence[Target]:
         """Returns the untried targets that the call may use now under its cost rules, while this attempt of it hangs; empty: it
@@ -364,17 +349,13 @@ class Failover:
         if not places:
             return ()
         budgets = self._admission.retries.of(call)
-        made = [attempt for attempt in call.attempts if not attempt.is_refused]
+        made = [one for one in attempts_apart(call.attempts, attempt) if not one.is_refused]
         if len(made) >= budgets.attempts():
             return ()
-        attempt.cost_usd = self._admission.costs.usd(call, attempt.target)
-        denied = budgets.denies_money()
-        attempt.cost_usd = None
-        return () if denied is not None else places
+        return () if budgets.denies_money() is not None else places
 
     def begin(self, call: Call, attempt: Attempt, task: Task, ended: Ended | None = None) -> None:
         """Starts another attempt, at one of the `places`, of a call of which this one hangs in `task`."""
-        # For the copy the hanging attempt has failed, so the rules after a failure decide where it goes.
         left = replace(
             attempt,
             reservation=None,
@@ -383,93 +364,95 @@ class Failover:
             error_class=ErrorClass.TIMEOUT,
             phase=Phase.SENT,
             never_again=True,
-            cost_usd=self._admission.costs.usd(call, attempt.target),
         )
-        call.skips = {} if call.skips is None else call.skips  # both note theirs there
-        ledger = [left if one is attempt else one for one in call.attempts]
-        copy = replace(call, attempts=ledger, key_cost=None, task=None, comment=None)
-        move = call.other_attempt = copy.other_attempt = MovedAttempt(copy)
-        move.task = asyncio.get_running_loop().create_task(self._make(call, attempt, left, move, task))
+        attempt.is_stalled = True
+        move = self._moves[attempt] = Move(attempt, left)
+        move.task = asyncio.get_running_loop().create_task(self._make(call, move, task))
         if ended is not None:  # by the task, not in it: one that is called off at once never runs
             move.task.add_done_callback(lambda _: ended(move.opened is not None))
 
-    async def outcome(self, call: Call) -> Opened | None:
-        """Returns the answer that the second attempt got, now that the call's own has failed; None: it got none.
-
-        In both cases the call's ledger has all attempts from then on.
-        """
-        move = _move_of(call)
+    async def outcome(self, call: Call, attempt: Attempt) -> Opened | None:
+        """Returns the answer of the move, now that the attempt that had stalled has failed; None: it got none."""
+        move = self._moves.get(attempt)
         if move is None or move.task is None:
             return None
         try:
             await asyncio.wait((move.task,))
         except BaseException:  # the client has left
-            await self.abandon(call)
+            await self.abandon(call, attempt)
             raise
-        if call.other_attempt is not move:
-            return None  # it is in the ledger already
-        call.other_attempt = move.call.other_attempt = None  # the copy would lead back to itself
-        call.attempts += move.call.attempts[move.met :]
-        call.denied = call.denied or move.call.denied
+        self._part(call, move)
         return move.opened
 
-    def cancel(self, call: Call) -> None:
-        """Stops the second attempt because the call's own has an answer; the ledger lists it before the call's own."""
-        move = _move_of(call)
+    def cancel(self, call: Call, attempt: Attempt) -> None:
+        """Ends the move because the attempt that had stalled has an answer: that stays the last in the ledger."""
+        move = self._moves.get(attempt)
         if move is None or move.task is None:
             return
-        call.other_attempt = move.call.other_attempt = None
         move.task.cancel()
-        self._end(move)
-        call.attempts[-1:-1] = move.call.attempts[move.met :]
+        self._end(call, move)
+        move.denied = None  # nothing was missing
+        self._part(call, move)
+        _list_last(call.attempts, attempt)
 
-    async def abandon(self, call: Call) -> None:
-        """Stops both attempts, because the client has left."""
-        move = _move_of(call)
+    async def abandon(self, call: Call, attempt: Attempt) -> None:
+        """Ends the move, because the client has left."""
+        move = self._moves.get(attempt)
         if move is None or move.task is None:
             return
-        self.cancel(call)
+        self.cancel(call, attempt)
         # The answer may have come before the cancellation: then its relay is open.
         await asyncio.wait((move.task,))
         if isinstance(move.opened, Stream):
             await move.opened.relay.aclose()
 
-    async def _make(self, call: Call, attempt: Attempt, left: Attempt, move: MovedAttempt, task: Task) -> None:
-        copy = move.call
+    async def _make(self, call: Call, move: Move, task: Task) -> None:
         try:
-            opened = await self._serve(copy, left)
-            # The call's own attempt hangs, so its target may still serve the call.
-            ledger, plan = [*call.attempts, *copy.attempts[move.met :]], self._admission.planner.plan(call)
-            if not isinstance(opened, ErrorAnswer) or is_final(ledger, plan, call.model.retries):
+            opened = await self._serve(call, move)
+            # The stalled attempt goes on, so its target may still serve the call.
+            plan = self._admission.planner.plan(call)
+            if not isinstance(opened, ErrorAnswer) or is_final(call.attempts, plan, call.model.retries):
                 move.opened = opened
         except GatewayError:
-            pass  # the first attempt goes on
+            pass  # the stalled attempt goes on
         except Exception:
             log.exception("moving a call failed")
-            self._end(move)
+            self._end(call, move)
             return
         if move.opened is not None:
             # The call's own task wakes as if it were late, and finds this answer by `outcome`.
             self._watch.expire(task)
             return
-        if copy.not_expressible is not None:  # to find that out once is enough
-            call.not_expressible = {**copy.not_expressible, **(call.not_expressible or {})}
-        is_listed = any(one is attempt for one in call.attempts)  # else its target could not be told the call
-        if call.other_attempt is move and is_listed and attempt.ended_at is None:  # it still hangs, and may move again
-            call.other_attempt = copy.other_attempt = None
-            call.attempts[-1:-1] = copy.attempts[move.met :]
-            call.denied = call.denied or copy.denied
+        stalled = move.stalled
+        if stalled.is_stalled and stalled.ended_at is None:  # it still hangs, and may move again
+            self._part(call, move)
+            _list_last(call.attempts, stalled)
 
-    def _end(self, move: MovedAttempt) -> None:
+    def _part(self, call: Call, move: Move) -> None:
+        """Ends a move: what it has made are attempts of the call like any others."""
+        stalled = move.stalled
+        self._moves.pop(stalled, None)
+        stalled.is_stalled = False
+        for one in call.attempts:
+            if one.beside is stalled:
+                one.beside = None
+        call.denied = call.denied or move.denied
+
+    def _end(self, call: Call, move: Move) -> None:
         """Ends what a move has under way, which is not needed: settles what it reserved, and estimates its cost."""
-        for one in move.call.attempts[move.met :]:
+        for one in call.attempts:
+            if one.beside is not move.stalled:
+                continue
             self._admission.outcomes.cancelled(one, CANCELLED)
             if one.ended_at is None:
-                _end(one, self._admission.costs.usd(move.call, one.target), self._clock.monotonic())
+                _end(one, self._admission.costs.usd(call, one.target), self._clock.monotonic())
 
 
-def _move_of(call: Call) -> MovedAttempt | None:
-    return call.other_attempt if isinstance(call.other_attempt, MovedAttempt) else None
+def _list_last(ledger: list[Attempt], attempt: Attempt) -> None:
+    """Lists an attempt behind all others: it decides how its call goes on."""
+    if attempt in ledger:  # else its target could not be told the call
+        ledger.remove(attempt)
+        ledger.append(attempt)
 
 
 LOOK_AFTER_S = 1.0
@@ -639,7 +622,7 @@ class Suspects:
         if (call.stream and not call.deadline_is_callers) or len(call.model.plan) < 2:
             return False
         started_at = one.attempt.started_at
-        met = {attempt.target.name for attempt in call.attempts}
+        met = {one.attempt.target.name, *(attempt.target.name for attempt in call.attempts)}
         following = next((target for target in call.model.plan if target.name not in met), None)
         if following is None:
             return False
@@ -685,12 +668,11 @@ class Suspects:
     def _move(self, one: Hanging, now: float, bound: Suspicion | StallMoves) -> None:
         """Moves the call to another target, if it can. A call that has already moved gives up the target that it is at now."""
         call = one.call
-        is_second = call.other_attempt is not None and call.other_attempt.call is call
-        if (call.other_attempt is not None and not is_second) or self._watch.is_spared(one.task):
+        if one.attempt.is_stalled or self._watch.is_spared(one.task):
             return
         if not self._can_move(one, now):
             return
-        if is_second or self._watch.beside(one.task) is not None:
+        if one.attempt.beside is not None or self._watch.beside(one.task) is not None:
             # The call has two attempts already: this one ends, and no third begins beside the other.
             self._watch.expire(one.task)
             return

@@ -55,8 +55,6 @@ class Attempt:
     """The attempt found out whether a target in trouble serves again: that it failed is no failure of the call's."""
     is_callers: bool = False
     """The attempt used the caller's own credential."""
-    is_reported: bool = False
-    """The target's breaker has counted the attempt's result."""
     last_activity_at: float = 0.0
     """The time of the target's last sign of life before its first event: a 1xx, a comment, or a part of a body."""
     cost_usd: float | None = None
@@ -79,6 +77,10 @@ class Attempt:
     """Set when it failed: more answers than these, and the target has served a call that was sent after the failure."""
     reservation: Reservation | None = None
     """What it has taken from its target's limits; None: nothing, or it has been given back."""
+    beside: Attempt | None = None
+    """The attempt of its call that it runs beside, in a task of its own; None: none, or not any more."""
+    is_stalled: bool = False
+    """It hangs, and its call makes attempts beside it, for which it counts as one that has failed for good."""
 
     @property
     def answered_at(self) -> float:
@@ -90,6 +92,12 @@ class Attempt:
         if self.error_class is None or self.ended_at is None:
             return f"{self.target.name}:{result}"
         return f"{self.target.name}:{result}({self.ended_at - self.started_at:.1f}s)"
+
+
+def attempts_apart(ledger: Sequence[Attempt], attempt: Attempt) -> list[Attempt]:
+    """Returns an attempt and those that it follows: all of its call without those that run beside it, except one that has
+    stalled."""
+    return [one for one in ledger if one.beside is not attempt and (one is not attempt.beside or one.is_stalled)]
 
 
 def shown(attempts: Sequence[Attempt], between: str = " ", skips: Skips | None = None) -> str:

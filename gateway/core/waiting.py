@@ -32,7 +32,7 @@ order of due time.
 
 def waiting_for(call: Call) -> bytes:
     """Returns the comment for a call that is not held: it names the target whose answer the call waits for."""
-    attempt = deciding_attempt(call)
+    attempt = next((one for one in call.attempts if one.is_stalled), deciding_attempt(call))
     return b"waiting" if attempt is None else b"waiting for " + attempt.target.name.encode()
 
 

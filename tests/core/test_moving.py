@@ -78,7 +78,7 @@ def test_a_move_that_is_called_off_before_it_has_begun_has_ended() -> None:
         ((task, (_, attempt, call)),) = city.bench.watch._open.items()
 
         moves_of(city).begin(call, attempt, task, told.append)
-        moves_of(city).cancel(call)
+        moves_of(city).cancel(call, attempt)
         await asyncio.sleep(0.01)
 
         assert told == [False]

@@ -394,7 +394,10 @@ class Waiting:
         held.has_tried = failed is not None and failed.is_trial
         is_back = is_back and not held.has_tried
         self._queue.hold(held, options, likely, is_back=is_back, fallback_options=fallback_options, widen_at=widen_at)
-        call.held = held
+        # Beside an attempt that has stalled the call waits for that one as well: this is no delay of its own.
+        is_beside = any(one.is_stalled for one in call.attempts)
+        if not is_beside:
+            call.held = held
         try:
             await turn
         except BaseException:  # cancelled, perhaps just when its turn had come
@@ -404,9 +407,10 @@ class Waiting:
                 self._health.freed(held.grant.gate.name)
             raise
         finally:
-            call.held = None
             waited_s = self._clock.monotonic() - since
-            call.queue_s += waited_s
+            if not is_beside:
+                call.held = None
+                call.queue_s += waited_s
             self._meter.waited(call.lane, waited_s)
         return held
 

@@ -419,7 +419,9 @@ class RetryBudgets:
         attempt_usd = reserved_usd = self._costs.usd(call, call.model.plan[0])
         if key.budget_usd_per_day is not None and not key.allow_overspend:
             reserved_usd = max(attempt_usd or 0.0, self._costs.price(call, key.budget_usd_per_day).most)
-        return CallBudgets(call, attempt_usd, reserved_usd, lines, self._keys, self._clock.monotonic())
+        running = [one for one in call.attempts if one.ended_at is None and one.cost_usd is None]
+        running_usd = sum([self._costs.usd(call, one.target) or 0.0 for one in running])
+        return CallBudgets(call, attempt_usd, reserved_usd, running_usd, lines, self._keys, self._clock.monotonic())
 
     def book(self, call: Call, failed: Attempt, target: Target) -> Retry | None:
         """Takes what a retry at the target costs its retry budgets after this failure; None: it costs nothing there."""
@@ -441,20 +443,22 @@ class RetryBudgets:
 class CallBudgets:
     """What the retries of one call may take. Implements `retry.Budgets`."""
 
-    __slots__ = ("_attempt_usd", "_call", "_keys", "_lines", "_now", "_reserved_usd", "_retries")
+    __slots__ = ("_attempt_usd", "_call", "_keys", "_lines", "_now", "_reserved_usd", "_retries", "_running_usd")
 
     def __init__(
         self,
         call: Call,
         attempt_usd: float | None,
         reserved_usd: float | None,
+        running_usd: float,
         lines: dict[str, WaitingLine],
         keys: KeyBudgets,
         now: float,
     ) -> None:
         """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `reserved_usd` what is reserved for it
-        of the key's budget, `lines` are by target name.
+        of the key's budget, `running_usd` what those that still run are estimated to cost, `lines` are by target name.
         """
+        self._running_usd = running_usd
         self._reserved_usd = reserved_usd
         self._now = now
         self._call = call
@@ -497,7 +501,7 @@ class CallBudgets:
     def denies_money(self) -> str | None:
         """Returns `money` or `key_budget` when another attempt would cost too much, else None."""
         usd, most = self._attempt_usd, self._retries.max_usd_per_call
-        spent = sum([attempt.cost_usd or 0.0 for attempt in self._call.attempts])
+        spent = self._running_usd + sum([attempt.cost_usd or 0.0 for attempt in self._call.attempts])
         if usd is not None and most is not None and spent + usd > most:
             return "money"
         reserved = self._reserved_usd

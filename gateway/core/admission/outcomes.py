@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from gateway.core.admission.gates import Gates
 from gateway.core.admission.keys import KeyLimits
-from gateway.core.admission.planner import estimate_of
+from gateway.core.admission.planner import estimate_of, is_moving
 from gateway.core.admission.queue import DelayQueue, Held, Left, Option, WaitingLine
 from gateway.core.call import Call
 from gateway.core.clock import Clock
@@ -36,7 +36,7 @@ from gateway.core.health.times import is_deserted, is_evidence, usual_of
 from gateway.core.limits.reservation import Refusal, Reservation, refused
 from gateway.core.limits.target_limits import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MOST_DOUBLINGS, CallTraits, Gate
 from gateway.core.ports import Meter
-from gateway.core.retry import Attempt, usage_in_all
+from gateway.core.retry import Attempt, attempts_apart, usage_in_all
 from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 
 # --- what a failure of one call means for others: breakers, refused credentials, spent accounts ---
@@ -365,7 +365,7 @@ class AttemptOutcomes:
             return
         now = self._clock.monotonic()
         gate = reservation.gate
-        if len(call.attempts) == 1 and not call.earlier_tries and not is_ours:
+        if len(attempts_apart(call.attempts, attempt)) == 1 and not call.earlier_tries and not is_ours:
             gate.health.breaker.fresh_failed_at = now
         # Before the reservation ends, which gives the permits of an unjudged attempt back without news.
         self._judge(
@@ -496,10 +496,11 @@ class AttemptOutcomes:
         if error_class is not ErrorClass.TIMEOUT:
             return error_class
         is_callers = call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
-        if not is_callers and call.other_attempt is None:
+        is_moved = is_moving(call)
+        if not is_callers and not is_moved:
             return error_class
         health = reservation.gate.health
-        unserved_s = 0.0 if call.other_attempt is None else health.responsiveness.unserved_s(now)
+        unserved_s = health.responsiveness.unserved_s(now) if is_moved else 0.0
         usual = usual_of(health.responsiveness.times(stream=call.stream, thinks=call.thinks))
         thinks = call.thinks or health.responsiveness.thinks
         is_silent = is_evidence(now - attempt.answered_at, usual, thinks=thinks, unserved_s=unserved_s)

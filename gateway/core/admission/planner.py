@@ -90,9 +90,8 @@ class Planner:
         """
         plan = self.plan(call)
         is_refused = failed.is_refused
-        out = {
-            attempt.target.name for attempt in call.attempts if attempt.never_again
-        }  # these keep their places, and count for none
+        # These keep their places, and count for none.
+        out = {attempt.target.name for attempt in call.attempts if attempt.never_again or attempt.is_stalled}
         usable = Plan(
             *([one for one in targets if one.name in out or self._is_usable(call, one, is_refused)] for targets in plan)
         )
@@ -272,7 +271,7 @@ class Planner:
 
         inf: its caller has set none, nothing is known of the target, or another attempt of the call hangs.
         """
-        if not call.deadline_is_callers or call.other_attempt is not None:
+        if not call.deadline_is_callers or is_moving(call):
             return inf
         times = gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks)
         median_s = times.quantile(0.5, USUAL_TIMES_MIN_SAMPLES)
@@ -280,11 +279,7 @@ class Planner:
 
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
-        if (
-            gate.health.responsiveness.suspicion is not None
-            and call.other_attempt is not None
-            and call.other_attempt.call is call
-        ):
+        if gate.health.responsiveness.suspicion is not None and is_moving(call):
             return False  # it hangs elsewhere already, and there it goes on
         return not self._is_too_late(call, target, is_refused) and self._admits(call, target, now)
 
@@ -311,6 +306,11 @@ class Planner:
         rank = RANKS[call.lane]
         health.admit(now, rank)
         return health.is_open_to(rank, now)
+
+
+def is_moving(call: Call) -> bool:
+    """Returns whether one of the call's attempts has stalled, and others are made beside it."""
+    return any(one.is_stalled for one in call.attempts)
 
 
 def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:

@@ -243,7 +243,6 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         key_cost=None,
         queue_s=0.0,
         backoff_s=0.0,
-        other_attempt=None,
         denied=None,
         has_fallback_answer=False,
         reads=None,
