@@ -484,7 +484,7 @@ class ConversationWire:
 def _without(body: bytes, language: str, is_left: IsLeft, taken: Taken) -> tuple[bytes, list[Gap]]:
     """Returns a request without what a provider does not know, and what that loses; the same bytes where it knows all."""
     if language == "messages":
-        from gateway.dialects.anthropic.in_request import without_thoughts  # few conversations have foreign ones
+        from gateway.dialects.anthropic.in_thoughts import without_thoughts  # few conversations have foreign ones
 
         return without_thoughts(body, is_left)
     if language == "generate":
@@ -730,7 +730,8 @@ def unmarked(outgoing: Outgoing, *, takes_system: bool = True) -> Outgoing:
     body = bytes(outgoing.body)
     if MARK not in body and (takes_system or SYSTEM_TURN.search(body) is None):
         return outgoing
-    from gateway.dialects.anthropic.in_request import without_marks, without_system_turns  # few conversations have one
+    from gateway.dialects.anthropic.in_request import without_system_turns  # few conversations have one
+    from gateway.dialects.anthropic.in_thoughts import without_marks  # few conversations have one
 
     made, lost = without_marks(body)
     if not takes_system:

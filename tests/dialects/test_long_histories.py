@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic.in_request import with_later_system, without_thoughts
+from gateway.dialects.anthropic.in_request import with_later_system
+from gateway.dialects.anthropic.in_thoughts import without_thoughts
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.issuers import taken_by, without
 from gateway.dialects.openai.responses_request import flattened

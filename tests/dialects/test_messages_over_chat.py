@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import How
 from gateway.dialects.anthropic.in_gaps import MessagesOverChat
-from gateway.dialects.anthropic.in_request import MARK as OWN_MARK
-from gateway.dialects.anthropic.in_request import marked, without_marks
+from gateway.dialects.anthropic.in_thoughts import MARK as OWN_MARK
+from gateway.dialects.anthropic.in_thoughts import marked, without_marks
 from gateway.dialects.base import MalformedAnswer, ModelFacts, ServerFacts
 from gateway.dialects.schema_tools.tools import id_back, id_for
 from tests.dialects.odd import spoiled

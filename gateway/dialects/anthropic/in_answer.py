@@ -18,8 +18,8 @@ from gateway.core.openai.json_edit import is_too_deep
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import INPUTS, filled, tier_named
 from gateway.core.types import Usage
-from gateway.dialects.anthropic import in_request
-from gateway.dialects.anthropic.in_request import MARK
+from gateway.dialects.anthropic import in_thoughts
+from gateway.dialects.anthropic.in_thoughts import MARK
 from gateway.dialects.base import (
     ENDED_WELL,
     ConvertedRequest,
@@ -69,11 +69,11 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     held, blocks = blocks, []
     for block in held:
         if (id := block.get("id")) in extras:  # what a provider adds to a call stands before it
-            blocks.append(in_request.extra_block(id, extras[id]))
+            blocks.append(in_thoughts.extra_block(id, extras[id]))
         blocks.append(block)
-    has_thought = any(block["type"] in in_request.THOUGHTS for block in blocks)
-    if calls and not has_thought and in_request.is_to_mark(sent.source):
-        blocks.insert(blocks.index(calls[0]), in_request.redacted_block(in_request.MARK))
+    has_thought = any(block["type"] in in_thoughts.THOUGHTS for block in blocks)
+    if calls and not has_thought and in_thoughts.is_to_mark(sent.source):
+        blocks.insert(blocks.index(calls[0]), in_thoughts.redacted_block(MARK))
     words = (block.get("text") or block.get("thinking") or "" for block in blocks)
     inputs = (orjson.dumps(block["input"]) for block in blocks if "input" in block)
     characters = sum(map(len, words)) + sum(map(len, inputs))
@@ -180,16 +180,16 @@ def _calls(sent: ConvertedRequest, message: Json, finish: str, extras: dict[str,
 def _put_in(blocks: list[Json], thought: str, details: list[Json]) -> None:
     """Puts what the model thought where it was: each block before what followed it, by its `index`."""
     made: list[tuple[int, Json]] = []
-    words = next((detail for detail in details if in_request.words_of(detail)), None)
+    words = next((detail for detail in details if in_thoughts.words_of(detail)), None)
     if thought and words is None:
-        made.append((0, in_request.thinking_block(thought)))
+        made.append((0, in_thoughts.thinking_block(thought)))
     for detail in details:
         place = at if type(at := detail.get("index")) is int else 0
-        proof, text = in_request.signature_for(detail), in_request.words_of(detail)
+        proof, text = in_thoughts.signature_for(detail), in_thoughts.words_of(detail)
         if detail.get("type") != "reasoning.encrypted" and (text or proof):
-            made.append((place, in_request.thinking_block(text, proof)))
+            made.append((place, in_thoughts.thinking_block(text, proof)))
         elif proof:
-            made.append((place, in_request.redacted_block(proof)))
+            made.append((place, in_thoughts.redacted_block(proof)))
     least = 0
     for place, block in sorted(made, key=itemgetter(0)):
         at = max(place, least)
@@ -472,13 +472,13 @@ class MessageBlocks:
 
     def _add_thought(self, made: list[bytes], thought: str, details: list[Json]) -> None:
         """Adds what the model thinks, and the signatures that came with it; what is encrypted is a block of its own."""
-        if text := thought or "".join(map(in_request.words_of, details)):
+        if text := thought or "".join(map(in_thoughts.words_of, details)):
             made.append(self._open(made, THINKING).more(text))
         for detail in details:
             self._format = detail.get("format") or self._format
-            proof = in_request.signature_for({**detail, "format": self._format})
+            proof = in_thoughts.signature_for({**detail, "format": self._format})
             if proof and detail.get("type") == "reasoning.encrypted":
-                self._add_whole(made, in_request.redacted_block(proof))
+                self._add_whole(made, in_thoughts.redacted_block(proof))
             elif proof:
                 made.append(self._open(made, THINKING).sign(proof))
 
@@ -495,9 +495,9 @@ class MessageBlocks:
 
     def _open_call(self, made: list[bytes], call: ToolUse) -> None:
         if call.extra:
-            self._add_whole(made, in_request.extra_block(call.shown_id, call.extra))
+            self._add_whole(made, in_thoughts.extra_block(call.shown_id, call.extra))
         elif self._is_to_mark:
-            self._add_whole(made, in_request.redacted_block(in_request.MARK))
+            self._add_whole(made, in_thoughts.redacted_block(MARK))
         self._forget_blank()
         self._begin_block(made, call, call.begun())
         if text := call.release():
@@ -559,7 +559,7 @@ class ChatAsMessages(ChatStreamReader):
         super().__init__()
         self._sent = sent
         self._has_begun = False
-        self._blocks = MessageBlocks(is_to_mark=in_request.is_to_mark(sent.source))
+        self._blocks = MessageBlocks(is_to_mark=in_thoughts.is_to_mark(sent.source))
         self._calls: list[ToolUse] = []
         self._ids: set[str] = set()
         """The ids of the calls."""

@@ -13,6 +13,8 @@ from typing import Any, Final
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic import in_request
 from gateway.dialects.anthropic.in_answer import ChatAsMessages, message_of_chat
+from gateway.dialects.anthropic.in_parts import is_passed_over
+from gateway.dialects.anthropic.in_thoughts import THOUGHTS, held_by, signature_of
 from gateway.dialects.base import (
     MOST_NAMED,
     MOST_STOPS,
@@ -255,7 +257,7 @@ def _add_gaps_of_block(found: list[Gap], block: Json, facts: ServerFacts) -> Non
             found.append(Gap("messages.citations", How.DROPPED, "chat completions say no such thing"))
     elif kind == "tool_result":
         _add_gaps_of_result(found, block, facts)
-    elif kind in in_request.THOUGHTS:
+    elif kind in THOUGHTS:
         _add_gap_of_thought(found, block, facts)
     elif kind in _SOURCES:
         _add_gaps_of_file(found, kind, block, facts)
@@ -267,7 +269,7 @@ def _add_gaps_of_block(found: list[Gap], block: Json, facts: ServerFacts) -> Non
         found.append(Gap("messages.search_result", How.APPROXIMATED, "it becomes text"))
         _add_gap_of_citing(found, block, facts)
         _add_gaps_within(found, block.get("content"), facts)
-    elif in_request.is_passed_over(block):
+    elif is_passed_over(block):
         found.append(Gap(f"messages.{kind}", How.DROPPED, "what a provider has searched for is of use to itself"))
     elif kind != "tool_use":
         found.append(Gap(f"messages.{kind}"[:MOST_NAMED], How.REFUSED, "chat completions have no such block"))
@@ -300,7 +302,7 @@ def _add_gaps_of_result(found: list[Gap], block: Json, facts: ServerFacts) -> No
 
 
 def _add_gap_of_thought(found: list[Gap], block: Json, facts: ServerFacts) -> None:
-    held = in_request.held_by(in_request.signature_of(block))
+    held = held_by(signature_of(block))
     has_words = bool(block.get("thinking"))
     if (facts.takes_details and (held != {} or facts.takes_reasoning)) or (held == {} and not has_words):
         return  # the latter is a mark of ours that holds nothing
