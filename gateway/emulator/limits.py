@@ -103,7 +103,7 @@ class EmulatedWindow:
         return self.length_s - (now + 1e-6) % self.length_s
 
 
-class Limit(Protocol):
+class EmulatedLevel(Protocol):
     """What calls are charged to: a bucket or a window."""
 
     def wait_s(self, amount: int, now: float) -> float: ...
@@ -111,7 +111,7 @@ class Limit(Protocol):
     def spend(self, amount: int, now: float) -> None: ...
 
 
-L = TypeVar("L", bound=Limit)
+L = TypeVar("L", bound=EmulatedLevel)
 
 
 class Shortage(NamedTuple, Generic[L]):
