@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.admin import operations
+from gateway.admin import views
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import LEAST_STEP_S, Clock
@@ -231,7 +231,7 @@ class Housekeeping:
     def fill_gauges(self) -> None:
         """Sets the core's gauges of levels, which are only looked at when somebody asks for metrics."""
         admission, telemetry, now = self.admission, self.telemetry, self.clock.monotonic()
-        rows = operations.limit_rows(admission, now)
+        rows = views.limit_rows(admission, now)
         gates = {n: line.gate for n, line in admission.gates.lines.items() if not admission.gates.names.is_named(n)}
         telemetry.set_limits(
             {name: row.level for name, row in rows},
@@ -240,11 +240,9 @@ class Housekeeping:
         )
         queue = admission.queue
         pauses = {name: gate.pauses.count for name, gate in gates.items()}
-        telemetry.set_queue(queue.occupancy.depth, operations.oldest_s(admission, now), queue.occupancy.bytes, pauses)
+        telemetry.set_queue(queue.occupancy.depth, views.oldest_s(admission, now), queue.occupancy.bytes, pauses)
         telemetry.set_budgets(admission.budgets.of_keys(self.policies.current))
-        telemetry.set_suspects(operations.suspects(admission))
-        telemetry.set_spent_quotas(operations.spent_quotas(admission, now))
-        telemetry.set_breakers(
-            operations.breaker_states(admission), operations.retry_levels(admission, self.policies.current)
-        )
+        telemetry.set_suspects(views.suspects(admission))
+        telemetry.set_spent_quotas(views.spent_quotas(admission, now))
+        telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policies.current))
         telemetry.set_shedding(self.shedding.level, self.shedding.shed_total)

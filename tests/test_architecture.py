@@ -75,7 +75,7 @@ ONLY_IN = {
     "pydantic_settings": r"settings",
     "yaml": r"core\.config",
     "genai_prices": r"core\.config",
-    "prometheus_client": r"core\.(telemetry|metrics)|admin\.operations|workers|.*\.metrics",
+    "prometheus_client": r"core\.(telemetry|metrics)|admin\.http|workers|.*\.metrics",
     "pybreaker": r"core\.health\.breaker",
     "redis": r"drivers",
     "tiktoken": r"core\.config",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from gateway import __version__
-from gateway.admin.operations import ACTIONS
+from gateway.admin.http import ACTIONS
 from gateway.cli.values import DEFAULT_URL, between, port_number
 from gateway.core.config.admission import KINDS
 from gateway.features.runs.cli_arguments import add_runs, add_workflows

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.admin.operations import MOST_BYTES
+from gateway.admin.http import MOST_BYTES
 from gateway.core.errors import NotFound
 from gateway.features.reuse.inspect import Savings
 from tests.admin.cacheadmin import KEY, FakeCache, hit, miss, saved, serving

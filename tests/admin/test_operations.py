@@ -12,7 +12,7 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
-from gateway.admin.operations import health_routes
+from gateway.admin.http import health_routes
 from gateway.core.intake import InFlight
 from gateway.core.ports import StoreHealth
 from tests.e2e.conftest import StartGateway

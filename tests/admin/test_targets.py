@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admin.operations import breaker_states, retry_levels, show_targets
+from gateway.admin.views import breaker_states, retry_levels, show_targets
 from gateway.core.balancing import Retries
 from gateway.core.errors import CircuitOpen
 from gateway.core.health.breaker import Breaker

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
 from gateway.admin.explain import explain
-from gateway.admin.operations import show_clients
+from gateway.admin.views import show_clients
 from gateway.core import request_fields
 from gateway.core.errors import WaitTooLong
 from gateway.core.limits.limit_table import Limits

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from gateway.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.admin.http import LIVE_PATHS, READY_PATHS
 from gateway.core.config.load import load_snapshot
 from gateway.core.snapshot import PolicySnapshot
 from gateway.dialects.config import DialectLanguages

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gateway import __version__
-from gateway.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.admin.http import LIVE_PATHS, READY_PATHS
 from gateway.core.snapshot import PolicySnapshot
 from tests.deploy.support import (
     DEPLOY,

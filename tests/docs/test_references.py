@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from gateway.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.admin.http import LIVE_PATHS, READY_PATHS
 from gateway.app import ProductMeters
 from gateway.cli.main import main
 from gateway.core.limits.limit_table import PART_OF

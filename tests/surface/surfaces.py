@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from gateway.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.admin.http import LIVE_PATHS, READY_PATHS
 from gateway.cli.main import main
 from gateway.core.types import Usage, UsageParts
 from gateway.settings import Settings

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.admin.operations import MOST_BYTES, require_admin
+from gateway.admin.http import MOST_BYTES, require_admin
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.snapshot import Policies, PolicySnapshot

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.admin.operations import show_targets
+from gateway.admin.views import show_targets
 from gateway.core.admission.outcomes import MISSING_REMEDY
 from gateway.core.balancing import Retries
 from gateway.core.call import Reply

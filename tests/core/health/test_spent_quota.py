@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.admin.operations import spent_quotas
+from gateway.admin.views import spent_quotas
 from gateway.core.balancing import Retries
 from gateway.core.errors import GatewayError
 from tests.support.flow import Bench, ScriptedUpstream, streamed, whole
