@@ -814,4 +814,4 @@ class _Chunk:
         else:
             is_later = not self._input.has_any(self._left.models()) or self._brake.is_on or self._is_unreadable
             at = self._left.at if is_later and not running.stopping.is_set() else None
-            await running.write(lambda: runner.store.give_back(work, run_at=at, is_attempt=False))
+            await running.give_back(runner.store, at)

@@ -106,16 +106,15 @@ class BatchChecks:
         await self._fail(running, [LineProblem("server_error", CRASHED)])
 
     async def _run(self, running: RunningWork) -> None:
-        store, work = self._store, running.work
+        store = self._store
         try:
             checked = await self._check(running)
         except _BadInput as found:
             await self._fail(running, [found.problem])
         except _CheckStopped:
-            await running.write(lambda: store.give_back(work, run_at=None, is_attempt=False))
+            await running.give_back(store)
         except JobsUnavailable:  # the log says why
-            at = self._clock.wall() + LAST_RETRY_S
-            await running.write(lambda: store.give_back(work, run_at=at, is_attempt=False))
+            await running.give_back(store, self._clock.wall() + LAST_RETRY_S)
         else:
             if checked.problems:
                 await self._fail(running, checked.problems)
@@ -280,10 +279,9 @@ class BatchFinalizer:
         try:
             end = await self._put_together(running, began_at)
         except _Draining:
-            await running.write(lambda: store.give_back(work, run_at=None, is_attempt=False))
+            await running.give_back(store)
         except JobsUnavailable:  # the log says why
-            at = self._clock.wall() + LAST_RETRY_S
-            await running.write(lambda: store.give_back(work, run_at=at, is_attempt=False))
+            await running.give_back(store, self._clock.wall() + LAST_RETRY_S)
         except FileNotFoundError:
             log.exception("job %s: answers that were kept are gone from the folder of files", work.job.id)
             lost = LineProblem("server_error", "Answers that were kept have been lost; run the batch again.")

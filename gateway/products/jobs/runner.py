@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from gateway.core.clock import Clock
@@ -21,7 +20,7 @@ from gateway.products.jobs.calls import (
     with_version,
 )
 from gateway.products.jobs.dead_letters.rules import is_dead_class
-from gateway.products.jobs.model import Job, JobEnd, JobError, JobState, JobsUnavailable, Tally
+from gateway.products.jobs.model import Job, JobEnd, JobError, JobState, Tally
 from gateway.products.jobs.request import IDEMPOTENCY_KEY, QUERY, RUN_WORDS
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import JobStore
@@ -59,7 +58,7 @@ class CallJobs:
         await self._suspects.run(running, self._run, self._give_up)
 
     async def _give_up(self, running: RunningWork, error: JobError) -> None:
-        await self._finish(running, JobEnd(JobState.FAILED, error, tally=tally_of(is_ok=False), is_dead=True))
+        await running.finish(self._store, JobEnd(JobState.FAILED, error, tally=tally_of(is_ok=False), is_dead=True))
 
     async def _run(self, running: RunningWork) -> None:
         work, job = running.work, running.work.job
@@ -78,7 +77,7 @@ class CallJobs:
             if serving.done():
                 await self._ended(running, serving.result())
             else:
-                await _end(serving)
+                await end_task(serving)
                 await self._stopped(running)
         except asyncio.CancelledError:
             await asyncio.shield(self._broken_off(running, serving))
@@ -97,47 +96,35 @@ class CallJobs:
             tally = tally_of(is_ok=is_ok, usage=served.usage, cost_usd=served.cost_usd)
             brakes = self._rules_of(job).batches.brake_classes
             is_dead = served.error is not None and is_dead_class(job, served.error.error_class, brakes)
-            await self._finish(running, JobEnd(state, served.error, answer, tally, is_attempt=True, is_dead=is_dead))
+            await running.finish(
+                self._store, JobEnd(state, served.error, answer, tally, is_attempt=True, is_dead=is_dead)
+            )
         elif outcome is Outcome.INTERRUPTED:
-            await self._give_back(running, None, None, is_attempt=False)
+            await running.give_back(self._store)
         elif outcome is Outcome.PUT_OFF:
-            await self._give_back(running, now + (retry_after_s or 0.0), served.error, is_attempt=False)
+            await running.give_back(self._store, now + (retry_after_s or 0.0), served.error)
         else:
             rules, attempts = self._rules_of(job), job.attempts + 1
             wait_s = max(backoff_s(rules, attempts, self._draw()), retry_after_s or 0.0)
             if attempts < min(job.max_attempts, attempts_allowed(rules, served.cost_usd)):
-                await self._give_back(running, now + wait_s, served.error, is_attempt=True)
+                await running.give_back(self._store, now + wait_s, served.error, is_attempt=True)
             else:
                 tally = tally_of(is_ok=False, cost_usd=served.cost_usd)
-                await self._finish(
-                    running, JobEnd(JobState.FAILED, served.error, answer, tally, is_attempt=True, is_dead=True)
+                await running.finish(
+                    self._store, JobEnd(JobState.FAILED, served.error, answer, tally, is_attempt=True, is_dead=True)
                 )
 
     async def _stopped(self, running: RunningWork) -> None:
         """The job is to end, or is paused: its call was broken off."""
         if running.ends_as is None:
-            await self._give_back(running, None, None, is_attempt=False)
+            await running.give_back(self._store)
         else:
-            await self._finish(running, JobEnd(running.ends_as, tally=tally_of(is_ok=False)))
+            await running.finish(self._store, JobEnd(running.ends_as, tally=tally_of(is_ok=False)))
 
     async def _broken_off(self, running: RunningWork, serving: asyncio.Task[TryResult]) -> None:
         """This process stops, or another worker has the job: nothing came of it here."""
-        await _end(serving)
-        if not running.is_ours:
-            return
-        with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
-            await self._store.give_back(running.work, run_at=None, is_attempt=False)
-
-    async def _give_back(
-        self, running: RunningWork, run_at: float | None, error: JobError | None, *, is_attempt: bool
-    ) -> None:
-        give_back = self._store.give_back
-        await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=is_attempt))
-        if is_attempt and error is not None and running.meter is not None:
-            running.meter.tried_again(error.error_class)
-
-    async def _finish(self, running: RunningWork, end: JobEnd) -> None:
-        await running.finish(self._store, end)
+        await end_task(serving)
+        await running.release(self._store)
 
 
 def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
@@ -165,7 +152,7 @@ def run_of(job: Job) -> str:
     return job.parent or RunWords(*job.about.get(RUN_WORDS, ())).run
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
+async def end_task(task: asyncio.Task[Any]) -> None:
     """Cancels a task and waits until it has ended, however."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

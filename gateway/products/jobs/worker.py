@@ -130,6 +130,24 @@ class RunningWork:
             self._changed(self.work.job.id)
         return is_ours
 
+    async def give_back(
+        self, store: JobStore, run_at: float | None = None, error: JobError | None = None, *, is_attempt: bool = False
+    ) -> None:
+        """Gives the piece back until `run_at`; None: at once. Counts a failed attempt as one more try to come."""
+        work = self.work
+        await self.write(lambda: store.give_back(work, run_at=run_at, error=error, is_attempt=is_attempt))
+        if is_attempt and error is not None and self.meter is not None:
+            self.meter.tried_again(error.error_class)
+
+    async def release(self, store: JobStore) -> None:
+        """Gives the piece back as its task is cancelled: once, and in vain where the store cannot take it or has ended it.
+
+        Then the claim ends by its lease, or with the process.
+        """
+        if self.is_ours and not self.is_over:
+            with suppress(JobsUnavailable):
+                await store.give_back(self.work, run_at=None, is_attempt=False)
+
     async def finish(self, store: JobStore, end: JobEnd) -> bool:
         """Ends the job; returns whether its piece was still this worker's."""
         if end.answer is not None:
@@ -348,13 +366,10 @@ class JobWorker:
             await self._run(running)
         except asyncio.CancelledError:
             log.debug("job %s: its piece %d was broken off", work.job.id, work.piece)
-            if running.is_ours and not running.is_over:  # some runners have given it back; then this changes nothing
-                with suppress(JobsUnavailable):
-                    await self._store.give_back(work, run_at=None, is_attempt=False)
+            await running.release(self._store)  # some runners have done so; then this changes nothing
         except Exception:
             log.exception("job %s: its piece %d failed here and is given back", work.job.id, work.piece)
-            run_at = self._clock.wall() + LONGEST_PAUSE_S
-            await running.write(lambda: self._store.give_back(work, run_at=run_at, is_attempt=True))
+            await running.give_back(self._store, self._clock.wall() + LONGEST_PAUSE_S, is_attempt=True)
         finally:
             if self._running.get((work.job.id, work.piece)) is running:
                 del self._running[work.job.id, work.piece]
@@ -429,8 +444,7 @@ class CrashSuspects:
         crashes = self._crashes[work.job.id] = _crashes_of(work)
         self._waiting[work.job.id] = self._clock.monotonic()
         if self._turn.locked() or not self._is_next(work.job.id, is_new=is_new):
-            at = self._clock.wall() + LOOK_AGAIN_S
-            await running.write(lambda: self._store.give_back(work, run_at=at, is_attempt=False))
+            await running.give_back(self._store, self._clock.wall() + LOOK_AGAIN_S)
             return
         async with self._turn:
             del self._waiting[work.job.id]

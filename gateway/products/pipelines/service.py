@@ -418,8 +418,7 @@ class PipelineRuns:
         try:
             await self._run(running)
         except (JobsUnavailable, NotATurn):  # of the first the log says why
-            at = self._clock.wall() + LAST_RETRY_S
-            await running.write(lambda: self._store.give_back(running.work, run_at=at, is_attempt=False))
+            await running.give_back(self._store, self._clock.wall() + LAST_RETRY_S)
         except FileNotFoundError:
             log.exception("run %s: answers of its steps are gone from the folder of files", running.work.job.id)
             await self._fail(running, StepError("internal_error", "answers of its steps have been lost"))

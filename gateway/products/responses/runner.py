@@ -45,7 +45,7 @@ from gateway.products.jobs.model import (
     is_ours,
 )
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.runner import request_of, tally_of
+from gateway.products.jobs.runner import end_task, request_of, tally_of
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import CrashSuspects, RunningWork, until_done
 from gateway.products.responses.log import EventBuffers, LogWriter
@@ -356,7 +356,7 @@ class ResponseJobs:
             if serving.done():
                 await self._served(running, model, serving.result())
             else:
-                await _end(serving)
+                await end_task(serving)
                 await self._stopped(running, model)
         except asyncio.CancelledError:
             await asyncio.shield(self._broken_off(running, model, serving))
@@ -436,9 +436,11 @@ class ResponseJobs:
             error = error._replace(message=str(reported.get("message") or error.message))
         rules, attempts = self._rules_of(job), job.attempts + 1
         if outcome is Outcome.INTERRUPTED:
-            await self._give_back(running, model, None, None, is_attempt=False)
+            model.abandon()
+            await running.give_back(self._store)
         elif outcome is Outcome.PUT_OFF:
-            await self._give_back(running, model, now + (retry_after_s or 0.0), error, is_attempt=False)
+            model.abandon()
+            await running.give_back(self._store, now + (retry_after_s or 0.0), error)
         elif (
             outcome is Outcome.PERMANENT
             or attempts >= min(job.max_attempts, attempts_allowed(rules, served.cost_usd))
@@ -450,12 +452,14 @@ class ResponseJobs:
             await self._ends.fail(running, model, error, final, served, is_dead=is_dead)
         else:
             wait_s = max(backoff_s(rules, attempts, self._draw()), retry_after_s or 0.0)
-            await self._give_back(running, model, now + wait_s, error, is_attempt=True)
+            model.abandon()
+            await running.give_back(self._store, now + wait_s, error, is_attempt=True)
 
     async def _stopped(self, running: RunningWork, model: ModelRun) -> None:
         """The job is to end, or is paused: its call was broken off."""
         if running.ends_as is None:
-            await self._give_back(running, model, None, None, is_attempt=False)
+            model.abandon()
+            await running.give_back(self._store)
         elif running.ends_as is JobState.CANCELLED:
             response = ended(model.events.so_far(), "cancelled", None)
             await self._ends.end(running, model, response, JobState.CANCELLED)
@@ -464,24 +468,8 @@ class ResponseJobs:
             response = ended(model.events.so_far(), "failed", LATE)
             await self._ends.end(running, model, response, running.ends_as, late)
 
-    async def _give_back(
-        self, running: RunningWork, model: ModelRun, run_at: float | None, error: JobError | None, *, is_attempt: bool
-    ) -> None:
-        model.abandon()
-        give_back = self._store.give_back
-        await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=is_attempt))
-        if is_attempt and error is not None and running.meter is not None:
-            running.meter.tried_again(error.error_class)
-
     async def _broken_off(self, running: RunningWork, model: ModelRun, serving: asyncio.Task[TryResult]) -> None:
         """This process stops, or another worker has the job: nothing came of it here."""
         model.abandon()
-        await _end(serving)
-        if running.is_ours and not running.is_over:
-            with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
-                await self._store.give_back(running.work, run_at=None, is_attempt=False)
-
-
-async def _end(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+        await end_task(serving)
+        await running.release(self._store)

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
@@ -334,7 +333,7 @@ class NativeParts:
             await self._run_here(running)
         elif await self._is_over(running):
             if self._here[job.id] >= self._rules_of(job).batches.parallel_chunks:
-                await self._give_back(running, self._clock.wall() + TURN_S)
+                await running.give_back(self._store, self._clock.wall() + TURN_S)
                 return
             self._here[job.id] += 1
             try:
@@ -354,21 +353,21 @@ class NativeParts:
             if not mark and job.marks.get(WAITS_FOR) != waits_for:
                 await running.write(lambda: self._store.note(running.work, {WAITS_FOR: waits_for}))
             if part is None:
-                await self._give_back(running, self._clock.wall() + SPENT_S)
+                await running.give_back(self._store, self._clock.wall() + SPENT_S)
                 return False
             part = await self._driven(running, chunk, part)
         except ClaimLost:
             return False
         except JobsUnavailable:  # the log says why
-            await self._give_back(running, self._clock.wall() + LAST_RETRY_S)
+            await running.give_back(self._store, self._clock.wall() + LAST_RETRY_S)
             return False
         except asyncio.CancelledError:
-            await asyncio.shield(self._broken_off(running))
+            await asyncio.shield(running.release(self._store))  # the next process looks for what is at the provider
             raise
         if part.is_over:
             return True
         due_at = part.due if part.is_wanted else min(part.due, self._ends_at(job))
-        await self._give_back(running, None if running.stopping.is_set() else due_at)
+        await running.give_back(self._store, None if running.stopping.is_set() else due_at)
         return False
 
     async def wind_up(self, running: RunningWork) -> bool:
@@ -388,13 +387,13 @@ class NativeParts:
         except JobsUnavailable:
             due_at = self._clock.wall() + LAST_RETRY_S
         except asyncio.CancelledError:
-            await asyncio.shield(self._broken_off(running))
+            await asyncio.shield(running.release(self._store))  # the next process looks for what is at the provider
             raise
         if not is_late:
             for chunk in found:
                 self._seen.pop((job.id, chunk), None)
             return True
-        await self._give_back(running, None if due_at == inf else due_at)  # with what was counted meanwhile
+        await running.give_back(self._store, None if due_at == inf else due_at)  # with what was counted meanwhile
         return False
 
     async def _begun(self, running: RunningWork, chunk: int) -> Part | None:
@@ -525,13 +524,3 @@ class NativeParts:
             if part.why:
                 log.warning("job %s: lines of chunk %d run here: %s", work.job.id, chunk, part.why)
         return part
-
-    async def _give_back(self, running: RunningWork, run_at: float | None) -> None:
-        store, work = self._store, running.work
-        await running.write(lambda: store.give_back(work, run_at=run_at, is_attempt=False))
-
-    async def _broken_off(self, running: RunningWork) -> None:
-        """This process stops: what was being asked of the provider is looked for by the next one."""
-        if running.is_ours:
-            with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
-                await self._store.give_back(running.work, run_at=None, is_attempt=False)

@@ -292,7 +292,7 @@ class RedriveJobs:
         try:
             skipped = await self._redrive(running, redrive_of(running.work.job))
         except JobsUnavailable:  # the log says why
-            await running.write(lambda: self._store.give_back(running.work, run_at=None, is_attempt=False))
+            await running.give_back(self._store)
         else:
             await self._end(running, skipped)
 
@@ -337,7 +337,7 @@ class RedriveJobs:
         if not running.is_ours:
             return
         if running.stopping.is_set() and running.ends_as is None:  # paused, or the process is on its way out
-            await running.write(lambda: self._store.give_back(running.work, run_at=None, is_attempt=False))
+            await running.give_back(self._store)
         else:
             end = JobEnd(running.ends_as or JobState.SUCCEEDED, marks={SKIPPED: skipped})
             await running.finish(self._store, end)

@@ -413,8 +413,7 @@ class Deliveries:
         turn = places.turn(job)
         if not isinstance(turn, DeliveryTurn):
             # the endpoint may not be sent anything for so many seconds; that is no attempt
-            run_at = self._clock.wall() + turn
-            await running.write(lambda: self._store.give_back(running.work, run_at=run_at, is_attempt=False))
+            await running.give_back(self._store, self._clock.wall() + turn)
             return
         attempt: AttemptResult | None = None
         try:
@@ -458,8 +457,4 @@ class Deliveries:
             )
             await running.finish(self._store, JobEnd(running.ends_as or JobState.FAILED, error, is_attempt=True))
             return
-        run_at = now + wait_s
-        give_back = self._store.give_back
-        await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=True))
-        if running.meter is not None:
-            running.meter.tried_again(error.error_class)
+        await running.give_back(self._store, now + wait_s, error, is_attempt=True)
