@@ -50,9 +50,8 @@ from gateway.core.openai.transcript import asks_for_reasoning
 from gateway.core.openai.usage import costs_nothing, count_answers
 from gateway.core.patience import SDK_S, UNKNOWN_S
 from gateway.core.render import OPENAI
-from gateway.core.snapshot import Key, Model, PolicySnapshot, for_key
+from gateway.core.snapshot import READS_FORMS, Key, Model, PolicySnapshot, for_key
 from gateway.core.types import LANES, PASSTHROUGH, Endpoint, Lane, RawHeaders
-from gateway.features.ownership.rules import OBJECTS
 
 MOST_PLANS = 4096
 """The most plans of one snapshot: under a pattern clients choose the names, and there is no end of them."""
@@ -494,14 +493,13 @@ _UPLOADS = re.compile(r"/(?:files|uploads/[^/]+/parts)")
 def is_streamed(policy: PolicySnapshot, path: str, content_type: bytes) -> bool:
     """Returns whether nobody here has to read the body of a relayed request.
 
-    JSON may ask for a response in the background. Where tenants share an account, forms may name objects, but for uploads. A
+    JSON may ask for a response in the background. A product may have to read forms, but for uploads, which name nothing. A
     request that is signed, or sent again under a renewed credential, has to be there whole.
     """
     target = policy.passthrough
     if target is None or policy.providers[target.provider].auth is not None or b"json" in content_type.lower():
         return False
-    rules = OBJECTS.of(policy)
-    return rules is None or rules.is_open or _UPLOADS.fullmatch(path) is not None
+    return not READS_FORMS.of(policy) or _UPLOADS.fullmatch(path) is not None
 
 
 # --- the body: which model, as a stream or not, how many tokens at most ---

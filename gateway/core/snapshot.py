@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from re import Pattern
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from gateway.core.balancing import Choice, Retries, Tiers
 from gateway.core.error_tables import ErrorTable
@@ -470,6 +470,9 @@ class Policies:
     def __init__(self, first: PolicySnapshot) -> None:
         self.current = first
 
+
+READS_FORMS: Final[Setting[bool]] = Setting("reads_forms", False)
+"""On the snapshot: a product reads the forms of requests that are passed through, so none is relayed piece by piece."""
 
 # --- a request as decisions see it: a call without its ledgers; and what a key or a request makes of a model ---
 

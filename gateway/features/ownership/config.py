@@ -12,7 +12,7 @@ from gateway.core.config.fields import Names
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, placed_after
 from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document
-from gateway.core.snapshot import Key, PolicySnapshot, Provider
+from gateway.core.snapshot import READS_FORMS, Key, PolicySnapshot, Provider
 from gateway.features.ownership.objects import scope_of
 from gateway.features.ownership.rules import OBJECTS, ObjectRules
 
@@ -33,7 +33,10 @@ class ObjectsSection(SectionSpec):
 
     def read_sections(self, reading: ConfigReading) -> None:
         given = self.of_file.of(reading.config)
-        reading.settings[OBJECTS] = object_rules(reading.document, given, reading.providers, reading.keys.values())
+        rules = object_rules(reading.document, given, reading.providers, reading.keys.values())
+        reading.settings[OBJECTS] = rules
+        if rules is not None and not rules.is_open:  # they may name objects
+            reading.settings[READS_FORMS] = True
 
     def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterator[str]:
         return object_notices(OBJECTS.of(snapshot), snapshot.state)
