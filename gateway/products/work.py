@@ -108,11 +108,13 @@ class JobWork:
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
         make_worker = self._make_worker if works else None
         self.engine = engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, last_users, waits=waits)
-        store, reader, rules, draw = engine.store, engine.reader, self._default_rules, self._random.randbytes
-        self.webhooks = WebhookAdmin(lambda: WEBHOOKS.of(policies.current), self.hooks, self.hook_urls, reader, clock)
+        rules, draw = self._default_rules, self._random.randbytes
+        self.webhooks = WebhookAdmin(
+            lambda: WEBHOOKS.of(policies.current), self.hooks, self.hook_urls, engine.reader, clock
+        )
         self.service = JobService(engine, clock, rules, price_of, draw)
-        self.files = FileService(store, reader, blobs, clock, lambda: JOBS.of(policies.current), draw)
-        self.partial = PartialFiles(reader, blobs)
+        self.files = FileService(engine, blobs, clock, lambda: JOBS.of(policies.current), draw)
+        self.partial = PartialFiles(engine.reader, blobs)
         self._buffers = EventBuffers()
         self.responses = ResponseService(
             engine, clock, self.service.watchers, self._buffers, rules, self.rules_of, price_of, draw
@@ -120,9 +122,9 @@ class JobWork:
         self.foreground = ForegroundResponses(self.responses, clock.wall)
         self._server = CallServer(make_call, serve, clock, is_holding)
         self._response_server = CallServer(make_call, serve, clock, is_holding)
-        self.batches = BatchService(store, reader, self.service.watchers, clock, rules, draw)
-        self.dead = DeadLetterService(store, reader, blobs, clock, rules, draw, self._usd_of)
-        self.retries = JobRetries(self.dead, reader)
+        self.batches = BatchService(engine, self.service.watchers, clock, rules, draw)
+        self.dead = DeadLetterService(engine, blobs, clock, rules, draw, self._usd_of)
+        self.retries = JobRetries(self.dead, engine)
         self._parts: NativeParts | None = None
 
     async def start(self) -> None:

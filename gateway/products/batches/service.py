@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -49,6 +49,7 @@ from gateway.products.jobs.service import segment_of
 from gateway.products.jobs.store import Blobs, BlobWriter, JobStore
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL
+from gateway.products.jobs.worker import JobEngine
 
 # --- batches: made, shown, listed and cancelled ---
 
@@ -75,16 +76,14 @@ class BatchService:
 
     def __init__(
         self,
-        open_store: Callable[[], Awaitable[JobStore]],
-        read_store: Callable[[], Awaitable[JobStore]],
+        engine: JobEngine,
         watchers: Watchers,
         clock: Clock,
         rules: Callable[[], JobRules],
         draw: Callable[[int], bytes],
     ) -> None:
         """`rules` gives those in force, `draw` so many random bytes; `watchers` are those of all jobs."""
-        self._open_store = open_store
-        self._read_store = read_store
+        self._engine = engine
         self._watchers = watchers
         self._clock = clock
         self._rules = rules
@@ -95,7 +94,7 @@ class BatchService:
 
         With an idempotency key the batch that was made with it before is returned; DedupeConflict: it was another.
         """
-        store = await self._open_store()
+        store = await self._engine.store()
         file = await store.files.find(request.input_file_id, owner.tenant)
         if file is None or file.purpose != "batch":
             why = "There is no such file" if file is None else f"The file was made for '{file.purpose}'"
@@ -113,20 +112,20 @@ class BatchService:
 
     async def find(self, batch_id: str, tenant: str) -> Job:
         """Returns a batch of the tenant's, at most a second old. Raises NotFound, JobsUnavailable."""
-        return _batch(await self._watchers.look(await self._read_store(), batch_id, tenant))
+        return _batch(await self._watchers.look(await self._engine.reader(), batch_id, tenant))
 
     async def changes(self, batch_id: str, tenant: str, after: int) -> AsyncIterator[Job | None]:
         """Yields a batch that is there whenever it has changed, until its end; None where it has not for some time."""
-        async for job in self._watchers.changes(await self._read_store(), batch_id, tenant, after):
+        async for job in self._watchers.changes(await self._engine.reader(), batch_id, tenant, after):
             yield job
 
     async def list_batches(self, tenant: str, after: str | None, limit: int) -> JobPage:
-        store = await self._read_store()
+        store = await self._engine.reader()
         return await store.list_jobs(JobQuery(tenant, JobKind.BATCH, after=after, limit=limit, parent=""))
 
     async def cancel(self, batch_id: str, tenant: str) -> Job:
         """Asks a batch to stop. Raises NotFound, BatchNotCancellable at its end, JobsUnavailable."""
-        store = await self._read_store()
+        store = await self._engine.reader()
         job = _batch(await store.find(batch_id, tenant))
         if not job.state.is_end:
             job = _batch(await store.flag(batch_id, tenant, JobFlag.CANCEL))
@@ -217,16 +216,14 @@ class FileService:
 
     def __init__(
         self,
-        open_store: Callable[[], Awaitable[JobStore]],
-        read_store: Callable[[], Awaitable[JobStore]],
+        engine: JobEngine,
         blobs: Blobs,
         clock: Clock,
         jobs: Callable[[], Jobs],
         draw: Callable[[int], bytes],
     ) -> None:
         """`jobs` gives the rules in force, `draw` so many random bytes."""
-        self._open_store = open_store
-        self._read_store = read_store
+        self._engine = engine
         self._blobs = blobs
         self._clock = clock
         self._jobs = jobs
@@ -236,7 +233,7 @@ class FileService:
 
     async def begin(self, tenant: str) -> FileUpload:
         """Begins an upload; `discard` has to follow in any case. Raises JobsUnavailable, TenantStorageFull."""
-        store = await self._open_store()
+        store = await self._engine.store()
         if await self._room(store, tenant) <= 0:
             raise _full(self._jobs().settings.max_bytes_per_tenant)
         file_id = new_id(FILE, self._draw(DRAW_BYTES))
@@ -250,7 +247,7 @@ class FileService:
         """Makes a durable file of what was uploaded. Raises JobsUnavailable, TenantStorageFull, InvalidRequest."""
         if not upload.bytes:
             raise InvalidRequest("The file is empty; send one that has something in it.", param="file")
-        store, now = await self._open_store(), self._clock.wall()
+        store, now = await self._engine.store(), self._clock.wall()
         if await self._room(store, upload.tenant) < 0:  # others were faster; what is coming counts itself
             raise _full(self._jobs().settings.max_bytes_per_tenant)
         lasts_s = self._jobs().default.keep_files_s if expires_after_s is None else expires_after_s
@@ -272,13 +269,13 @@ class FileService:
 
     async def find(self, file_id: str, tenant: str) -> StoredFile:
         """Returns a file of the tenant's. Raises NotFound, JobsUnavailable."""
-        file = await (await self._read_store()).files.find(file_id, tenant)
+        file = await (await self._engine.reader()).files.find(file_id, tenant)
         if file is None:
             raise NotFound(NO_SUCH_FILE, code="object_not_found")
         return file
 
     async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
-        return await (await self._read_store()).files.page(query)
+        return await (await self._engine.reader()).files.page(query)
 
     async def read(self, file: StoredFile, start: int, length: int) -> AsyncIterator[bytes]:
         """Returns the bytes of a file, as they are read. Raises NotFound where they are gone, JobsUnavailable."""
@@ -293,7 +290,7 @@ class FileService:
 
     async def remove(self, file_id: str, tenant: str) -> None:
         """Takes a file away from its tenant. Raises NotFound, JobsUnavailable."""
-        if not await (await self._read_store()).files.remove(file_id, tenant):
+        if not await (await self._engine.reader()).files.remove(file_id, tenant):
             raise NotFound(NO_SUCH_FILE, code="object_not_found")
 
     async def _room(self, store: JobStore, tenant: str) -> int:

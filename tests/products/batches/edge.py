@@ -32,6 +32,7 @@ from gateway.products.jobs.answers_http import EventReaders
 from gateway.products.jobs.rules import JOBS, Jobs, JobSettings
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import Watchers
+from gateway.products.jobs.worker import JobEngine
 from gateway.routes import build_app
 from gateway.sections import SECTIONS
 from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, config_of
@@ -120,11 +121,10 @@ async def job_edge(
     async def open_store() -> JobStore:
         return store
 
-    files = FileService(open_store, open_store, kept, clock, lambda: JOBS.of(policies.current), os.urandom)
+    engine = JobEngine(open_store, lambda: True, None, clock)
+    files = FileService(engine, kept, clock, lambda: JOBS.of(policies.current), os.urandom)
     watchers = Watchers(clock)
-    batches = BatchService(
-        open_store, open_store, watchers, clock, lambda: JOBS.of(policies.current).default, os.urandom
-    )
+    batches = BatchService(engine, watchers, clock, lambda: JOBS.of(policies.current).default, os.urandom)
     readers = EventReaders()
 
     async def serve(call: Call) -> Reply:

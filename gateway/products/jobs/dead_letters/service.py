@@ -38,7 +38,7 @@ from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import DRAW_BYTES, JOB, Job, JobEnd, JobKind, JobState, JobsUnavailable, NewJob, new_id
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore
-from gateway.products.jobs.worker import RunningWork
+from gateway.products.jobs.worker import JobEngine, RunningWork
 
 # --- counts for the metrics, and old letters that are thrown away, beside the work ---
 
@@ -122,8 +122,7 @@ class DeadLetterService:
 
     def __init__(
         self,
-        open_store: Callable[[], Awaitable[JobStore]],
-        read_store: Callable[[], Awaitable[JobStore]],
+        engine: JobEngine,
         blobs: Blobs,
         clock: Clock,
         rules: Callable[[], JobRules],
@@ -131,8 +130,7 @@ class DeadLetterService:
         price_of: Callable[[NewJob], Awaitable[float | None]],
     ) -> None:
         """`price_of` estimates what one attempt of a job costs in US dollars; None: it is not priced."""
-        self._open_store = open_store
-        self._read_store = read_store
+        self._engine = engine
         self._blobs = blobs
         self._clock = clock
         self._rules = rules
@@ -141,40 +139,40 @@ class DeadLetterService:
 
     async def groups(self) -> Sequence[DeadGroup]:
         """Returns the groups, the largest first. Raises JobsUnavailable, as all methods do."""
-        return await (await self._read_store()).dead.groups(self._rules().dead_letters.samples)
+        return await (await self._engine.reader()).dead.groups(self._rules().dead_letters.samples)
 
     async def page(self, page: LetterPage) -> Sequence[DeadLetter]:
         """Returns letters of a group, the oldest first."""
-        return await (await self._read_store()).dead.page(page)
+        return await (await self._engine.reader()).dead.page(page)
 
     async def find(self, letter_id: str) -> DeadLetter:
         """Returns a letter. Raises NotFound."""
-        letter = await (await self._read_store()).dead.find(letter_id)
+        letter = await (await self._engine.reader()).dead.find(letter_id)
         if letter is None:
             raise NotFound(NOT_THERE)
         return letter
 
     async def payload(self, dead_letter: DeadLetter) -> bytes | None:
         """Returns what was to be done; None: it is gone."""
-        return await self._again(await self._read_store()).payload(dead_letter)
+        return await self._again(await self._engine.reader()).payload(dead_letter)
 
     async def redrive_job(self, job_id: str) -> Job:
         """Returns a redrive. Raises NotFound."""
-        job = await (await self._read_store()).find(job_id, None)
+        job = await (await self._engine.reader()).find(job_id, None)
         if job is None or job.kind is not JobKind.REDRIVE:
             raise NotFound(NOT_THERE)
         return job
 
     async def redrive(self, spec: Redrive) -> Job:
         """Begins a redrive."""
-        store = await self._open_store()
+        store = await self._engine.store()
         new = redrive_job(new_id(JOB, self._draw(DRAW_BYTES)), spec, self._clock.wall())
         (accepted,) = await store.accept([new])
         return accepted.job
 
     async def plan(self, spec: Redrive) -> RedrivePlan:
         """Returns what a redrive would do, and changes nothing; what it would cost is estimated from a few letters."""
-        store = await self._read_store()
+        store = await self._engine.reader()
         again, plan = self._again(store), RedrivePlan()
         async for letter in letters_of(store, spec.filter):
             if letter.state is LetterState.REDRIVING:
@@ -194,7 +192,7 @@ class DeadLetterService:
 
     async def purge(self, chosen: LetterFilter) -> int:
         """Throws letters away; returns how many."""
-        store, purged = await self._read_store(), 0
+        store, purged = await self._engine.reader(), 0
         ids: list[str] = []
         async for letter in letters_of(store, chosen):
             ids.append(letter.id)
@@ -232,16 +230,16 @@ class Retried(NamedTuple):
 class JobRetries:
     """Tries jobs again, for operators."""
 
-    def __init__(self, dead: DeadLetterService, read_store: Callable[[], Awaitable[JobStore]]) -> None:
+    def __init__(self, dead: DeadLetterService, engine: JobEngine) -> None:
         self._dead = dead
-        self._read_store = read_store
+        self._engine = engine
 
     async def retry(self, job_id: str) -> Retried | str | None:
         """Begins with a job, or the dead lines of a batch, again; a text says why not; None: there is no such job.
 
         Raises JobsUnavailable.
         """
-        store = await self._read_store()
+        store = await self._engine.reader()
         job = await store.find(job_id, None)
         if job is None:
             return None

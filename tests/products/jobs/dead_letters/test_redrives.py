@@ -20,7 +20,7 @@ from gateway.products.jobs.model import ClaimRequest, JobEnd, JobError, JobFlag,
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.webhooks.rules import MESSAGE_ID
-from gateway.products.jobs.worker import RunningWork
+from gateway.products.jobs.worker import JobEngine, RunningWork
 from tests.products.jobs.lives import Lives
 from tests.support.stage import Stage, few_lines
 from tests.support.virtual import LoopClock, run
@@ -264,7 +264,8 @@ def test_a_dry_run_changes_nothing_and_says_what_would_run() -> None:
         async def price(new: NewJob) -> float:
             return 0.5
 
-        service = DeadLetterService(kept, kept, stage.blobs, clock, lambda: RULES, bytes, price)
+        engine = JobEngine(kept, lambda: True, None, clock)
+        service = DeadLetterService(engine, stage.blobs, clock, lambda: RULES, bytes, price)
         plan = await service.plan(Redrive())
         assert (plan.letters, plan.gone, list(plan.models)) == (28, 2, ["m"])
         assert (plan.models["m"].letters, plan.models["m"].priced, plan.models["m"].usd) == (28, 20, 10.0)
