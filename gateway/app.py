@@ -438,7 +438,7 @@ class Gateway:
             or settings.works,  # a process for work alone works, whatever the config says of gateways
             waits=settings.redis is None,
             native=(HttpProviderBatches(self._pools.transport), admission.budgets, admission.costs.usual_usd),
-            tell_run=add_run,
+            add_to_run=add_run,
             write_behind=runs.write_behind,
             last_users=last_users,
         )

@@ -501,14 +501,14 @@ def cache_purge(options: argparse.Namespace) -> int:
 def cache_why(options: argparse.Namespace) -> int:
     """Shows how a call fared with the caches, or how a request would fare now."""
 
-    def ask(client: AdminClient) -> dict[str, Any]:
+    def request(client: AdminClient) -> dict[str, Any]:
         body = question(options.request, sys.stdin)
         if body is None:
             return client.get(f"cache/why?request={quote(options.request, safe='')}")
         whose = {name: getattr(options, name) for name in ("endpoint", "tenant") if getattr(options, name)}
         return client.post("cache/why", {"body": body, **whose})
 
-    return call_admin(options, ask, story)
+    return call_admin(options, request, story)
 
 
 def state_backup(options: argparse.Namespace) -> int:
@@ -526,24 +526,24 @@ def flag_jobs(options: argparse.Namespace) -> int:
     path = f"jobs/{options.flag}"
     unknown: list[str] = []
 
-    def ask(client: AdminClient) -> dict[str, Any]:
+    def request(client: AdminClient) -> dict[str, Any]:
         answer = client.post(path, {"ids": options.ids})
         unknown.extend(answer["unknown"])
         return answer
 
-    return call_admin(options, ask, flagged) or (FAILED if unknown else OK)
+    return call_admin(options, request, flagged) or (FAILED if unknown else OK)
 
 
 def retry_jobs(options: argparse.Namespace) -> int:
     """Has jobs and batches that failed tried again; fails where one of them is not."""
     left: list[object] = []
 
-    def ask(client: AdminClient) -> dict[str, Any]:
+    def request(client: AdminClient) -> dict[str, Any]:
         answer = client.post("jobs/retry", {"ids": options.ids})
         left.extend([*answer["refused"], *answer["unknown"]])
         return answer
 
-    return call_admin(options, ask, retried) or (FAILED if left else OK)
+    return call_admin(options, request, retried) or (FAILED if left else OK)
 
 
 def _backup(options: argparse.Namespace, name: str) -> int:
@@ -566,7 +566,7 @@ def claim(options: argparse.Namespace) -> int:
 
 def call_admin(
     options: argparse.Namespace,
-    ask: Callable[[AdminClient], dict[str, Any]],
+    request: Callable[[AdminClient], dict[str, Any]],
     show_answer: Callable[[dict[str, Any]], str],
 ) -> int:
     """Asks the admin API of a running gateway, and prints its answer; returns the exit code."""
@@ -580,7 +580,7 @@ def call_admin(
             if options.url is None and local.is_without_admin:
                 hint = "the config has no admin.key, and a gateway without one has no /admin; write `admin: {key: …}`"
             return fail(f"no admin key: {hint}", UNUSABLE)
-        answer = ask(AdminClient(url, key))
+        answer = request(AdminClient(url, key))
     except AdminRefused as error:
         return fail(error.message, UNUSABLE if error.is_misuse else FAILED)
     print(json.dumps(answer, indent=2) if options.json else show_answer(answer))

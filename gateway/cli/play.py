@@ -17,7 +17,7 @@ from gateway.cli.arguments import EMULATOR_FLAGS
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.core.http.server import owner_of
 from gateway.demo.batch import LINES_PER_KILL, BatchDemo, batch_table, show_batch
-from gateway.demo.processes import AskFailedError, ProcessFailedError
+from gateway.demo.processes import ProcessFailedError, RequestFailedError
 from gateway.demo.record import broken_promises
 from gateway.demo.show import Display, show, show_outage
 from gateway.demo.storm import Outage, Storm
@@ -53,7 +53,7 @@ def _batch_demo(options: argparse.Namespace, display: Display) -> int:
         return fail(f"{batch.kills} kills want at least {batch.kills * LINES_PER_KILL} lines", UNUSABLE)
     try:
         run = show_batch(batch, display, options.chart or Path("batch.svg"))
-    except (AskFailedError, ProcessFailedError) as error:
+    except (RequestFailedError, ProcessFailedError) as error:
         return fail(str(error), FAILED)
     print(json.dumps(run.to_mapping(), indent=2) if options.json else batch_table(run))
     return _judge(run.broken_promises())
@@ -66,7 +66,7 @@ def _workflow_demo(options: argparse.Namespace, display: Display) -> int:
         return fail(f"{demo.kills} kills want at least {demo.kills * RUNS_PER_KILL} runs", UNUSABLE)
     try:
         straight, through = arms = show_workflow(demo, display, options.chart or Path("workflow.svg"))
-    except (AskFailedError, ProcessFailedError) as error:
+    except (RequestFailedError, ProcessFailedError) as error:
         return fail(str(error), FAILED)
     broken = broken_promises(straight, through)
     figures = {"steps": demo.steps, "ways": [arm.to_mapping() for arm in arms], "broken_promises": broken}

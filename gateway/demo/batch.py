@@ -20,7 +20,14 @@ from typing import Any
 
 from gateway.core.http.client.transport import Http1Transport
 from gateway.demo.clients import API_KEY, MODEL
-from gateway.demo.processes import AskFailedError, Caller, RecordingProvider, connections, process, recording_provider
+from gateway.demo.processes import (
+    Caller,
+    RecordingProvider,
+    RequestFailedError,
+    connections,
+    process,
+    recording_provider,
+)
 from gateway.demo.record import BatchRun, KillNote, LedgerEntry
 from gateway.demo.show import Display, batch_chart, check_folder, lay_out, perform, progress_bar, save_chart, times
 from gateway.products.jobs.sqlite_rows import lines_with_results
@@ -59,7 +66,7 @@ class BatchDemo:
 async def run_batch(demo: BatchDemo, begin: Callable[[BatchRun], None], now: Now = time.monotonic) -> BatchRun:
     """Runs the batch to its end; `begin` gets its record before anything runs, to show its progress.
 
-    Raises AskFailedError and ProcessFailedError where it comes to no end.
+    Raises RequestFailedError and ProcessFailedError where it comes to no end.
     """
     run = BatchRun(demo.lines, demo.rpm / 60.0, demo.burst)
     begin(run)
@@ -68,7 +75,7 @@ async def run_batch(demo: BatchDemo, begin: Callable[[BatchRun], None], now: Now
         async with asyncio.timeout(longest_s):
             await _run(demo, run, now)
     except TimeoutError:
-        raise AskFailedError(f"the batch was not over after {longest_s:.0f} s") from None
+        raise RequestFailedError(f"the batch was not over after {longest_s:.0f} s") from None
     return run
 
 
@@ -136,12 +143,12 @@ def _line(number: int) -> dict[str, Any]:
 
 
 async def _until_answered(run: BatchRun, point: int, gateway: Caller, batch_id: str) -> None:
-    """Waits until the provider has given so many answers. Raises AskFailedError where the batch has ended before."""
+    """Waits until the provider has given so many answers. Raises RequestFailedError where the batch has ended before."""
     while not run.seen or run.seen[-1][1] < point:
         await asyncio.sleep(_LOOK_S)
         batch = await gateway.get(f"/v1/batches/{batch_id}")
         if batch["status"] in _ENDS:
-            raise AskFailedError(f"the batch is {batch['status']} too early: {json.dumps(batch)}")
+            raise RequestFailedError(f"the batch is {batch['status']} too early: {json.dumps(batch)}")
 
 
 async def _note(run: BatchRun, folder: Path, provider: RecordingProvider, killed_at: float) -> KillNote:
@@ -173,7 +180,7 @@ async def _custom_ids(gateway: Caller, file_id: str | None) -> list[int]:
 async def _keep_counting(run: BatchRun, provider: RecordingProvider, now: Now) -> None:
     """Notes the provider's answers as they grow."""
     while True:
-        with suppress(AskFailedError):
+        with suppress(RequestFailedError):
             answered = await provider.answers()
             if run.began_at is not None and (not run.seen or run.seen[-1][1] != answered):
                 run.seen.append((run.time_s(now()), answered))
@@ -193,7 +200,7 @@ def _entry(recorded: dict[str, Any]) -> LedgerEntry:
 def show_batch(demo: BatchDemo, display: Display, chart: Path) -> BatchRun:
     """Runs the batch in a loop of its own, saves its chart, and returns its record.
 
-    Raises as `show` does, and AskFailedError or ProcessFailedError where the batch came to no end.
+    Raises as `show` does, and RequestFailedError or ProcessFailedError where the batch came to no end.
     """
     check_folder(chart)
     display.print_line(

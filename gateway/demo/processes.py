@@ -107,7 +107,7 @@ _LEDGER = {"recorded_requests": 1_000_000, "recorded_bytes": 256 * 1024 * 1024}
 
 @dataclass(frozen=True, slots=True)
 class RecordingProvider:
-    """The started emulator. Its methods raise AskFailedError."""
+    """The started emulator. Its methods raise RequestFailedError."""
 
     url: str
     """Where its API is."""
@@ -146,12 +146,12 @@ _TIMEOUTS = {"connect": 5.0, "read": 60.0, "write": 60.0, "pool": 60.0}
 _BOUNDARY = "a-line-that-no-line-of-the-file-is"
 
 
-class AskFailedError(Exception):
+class RequestFailedError(Exception):
     """There was no answer, or a refusal."""
 
 
 class Caller:
-    """Asks one server; its methods raise AskFailedError."""
+    """Asks one server; its methods raise RequestFailedError."""
 
     def __init__(self, sender: Http1Transport, url: str) -> None:
         self._sender = sender
@@ -163,12 +163,12 @@ class Caller:
 
     async def fetch(self, path: str) -> bytes:
         """Returns the bytes at a path."""
-        return await self._ask(httpx.Request("GET", self._url + path, extensions={"timeout": _TIMEOUTS}))
+        return await self._request(httpx.Request("GET", self._url + path, extensions={"timeout": _TIMEOUTS}))
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Returns the JSON that answers a body."""
         request = httpx.Request("POST", self._url + path, json=body, extensions={"timeout": _TIMEOUTS})
-        return json.loads(await self._ask(request))
+        return json.loads(await self._request(request))
 
     async def upload(self, name: str, content: bytes) -> str:
         """Uploads the input of a batch, and returns its id."""
@@ -178,16 +178,16 @@ class Caller:
         headers = {"content-type": f"multipart/form-data; boundary={_BOUNDARY}"}
         extensions = {"timeout": _TIMEOUTS}
         request = httpx.Request("POST", f"{self._url}/v1/files", content=body, headers=headers, extensions=extensions)
-        return str(json.loads(await self._ask(request))["id"])
+        return str(json.loads(await self._request(request))["id"])
 
-    async def _ask(self, request: httpx.Request) -> bytes:
+    async def _request(self, request: httpx.Request) -> bytes:
         try:
             response = await self._sender.handle_async_request(request)
             content = await response.aread()
         except httpx.TransportError as error:
-            raise AskFailedError(f"{request.url}: {error}") from error
+            raise RequestFailedError(f"{request.url}: {error}") from error
         if not response.is_success:
-            raise AskFailedError(f"{request.url}: {response.status_code} {content[:500].decode(errors='replace')}")
+            raise RequestFailedError(f"{request.url}: {response.status_code} {content[:500].decode(errors='replace')}")
         return content
 
 

@@ -23,10 +23,10 @@ from gateway.core.http.client.transport import Http1Transport
 from gateway.demo import program
 from gateway.demo.clients import API_KEY, MODEL
 from gateway.demo.processes import (
-    AskFailedError,
     Caller,
     DemoProcess,
     RecordingProvider,
+    RequestFailedError,
     connections,
     process,
     recording_provider,
@@ -99,7 +99,7 @@ async def run_workflows(
 ) -> list[WorkflowArm]:
     """Runs both ways, one after the other; `begin` gets the record of each before it runs, to show its progress.
 
-    Raises AskFailedError and ProcessFailedError where one comes to no end.
+    Raises RequestFailedError and ProcessFailedError where one comes to no end.
     """
     arms = [WorkflowArm(name, demo.runs, demo.steps, has_gateway=name == THROUGH) for name in (DIRECT, THROUGH)]
     for arm in arms:
@@ -108,7 +108,7 @@ async def run_workflows(
             async with asyncio.timeout(demo.longest_s):
                 await _run(demo, arm, now)
         except TimeoutError:
-            raise AskFailedError(f"{arm.name}, the runs were not over after {demo.longest_s:.0f} s") from None
+            raise RequestFailedError(f"{arm.name}, the runs were not over after {demo.longest_s:.0f} s") from None
     return arms
 
 
@@ -188,10 +188,10 @@ class _Way:
         return list(map(step_call, await self.provider.calls()))
 
     async def _until_answered(self, point: int, one: DemoProcess) -> None:
-        """Waits until the provider has given so many answers. Raises AskFailedError where the program has ended before."""
+        """Waits until the provider has given so many answers. Raises RequestFailedError where the program has ended before."""
         while await self.provider.answers() < point:
             if one.has_done_its_work:
-                raise AskFailedError(f"{self.arm.name}, the runs were over before {point} answers")
+                raise RequestFailedError(f"{self.arm.name}, the runs were over before {point} answers")
             await asyncio.sleep(_LOOK_S)
 
     async def _seen_and_kept(self) -> tuple[int, frozenset[Step]]:
@@ -236,7 +236,7 @@ _NAME = 24
 def show_workflow(demo: WorkflowDemo, display: Display, chart: Path) -> list[WorkflowArm]:
     """Runs both ways in a loop of their own, saves their chart, and returns their records.
 
-    Raises as `show` does, and AskFailedError or ProcessFailedError where one came to no end.
+    Raises as `show` does, and RequestFailedError or ProcessFailedError where one came to no end.
     """
     check_folder(chart)
     display.print_line(f"{demo.runs:,} runs of {demo.steps} steps, each step quoting the answer of the one before.")

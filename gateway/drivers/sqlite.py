@@ -226,7 +226,7 @@ class File:
         if not is_writing:
             return [job.work(db) for job in jobs]
         had_failed = not self._trouble.is_well
-        fully = had_failed or any(job.effort in ("durable", "told") for job in jobs)
+        fully = had_failed or any(job.effort in ("durable", "acknowledged") for job in jobs)
         if fully != self._is_full_sync:
             db.execute("PRAGMA synchronous = FULL" if fully else "PRAGMA synchronous = NORMAL")
             self._is_full_sync = fully

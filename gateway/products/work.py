@@ -77,7 +77,7 @@ class JobWork:
         works: bool = True,
         waits: bool = True,
         native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
-        tell_run: AddToRun = add_to_no_run,
+        add_to_run: AddToRun = add_to_no_run,
         write_behind: WriteBehindSum | None = None,
         last_users: LastUsers | None = None,
     ) -> None:
@@ -86,12 +86,12 @@ class JobWork:
         all others.
 
         `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
-        what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `tell_run` gets what
+        what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `add_to_run` gets what
         becomes of runs of pipelines; what calls of runs came to is written by `write_behind`.
         """
         self._write_behind = write_behind
         self._native = native
-        self._tell_run = tell_run
+        self._add_to_run = add_to_run
         self._may_begin = may_begin
         self._policies = policies
         self.clock = clock
@@ -169,7 +169,7 @@ class JobWork:
         parts = self._parts = self._make_parts(store, chunks)
         changed = self.service.watchers.changed
         steps = RunChildren(blobs, rules_of, self._usd_of)
-        runs = PipelineRuns(store, RunReader(store, blobs), steps, clock, self._count_of, changed, self._tell_run)
+        runs = PipelineRuns(store, RunReader(store, blobs), steps, clock, self._count_of, changed, self._add_to_run)
         forgetting = ResponseMaintenance(store, clock)
         responses = ResponseJobs(
             store, self._response_server, clock, rules_of, draw, self._buffers, forgetting.ended, suspects
@@ -225,7 +225,7 @@ class JobWork:
         blobs, clock, rules_of = self._blobs, self.clock, self.rules_of
         charges = PartCharges(blobs, accounts, self._make_call, price_of, rules_of, clock)
         return NativeParts(
-            *(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run, self._tell_run)
+            *(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run, self._add_to_run)
         )
 
     def _hook_secrets(self, name: str) -> tuple[bytes, ...]:

@@ -155,8 +155,8 @@ class KeptInRedis:
 class OutsideLink(Link):
     """Time stands still while a command is under way, whoever waits for it or has left."""
 
-    def _ask(self, parts: tuple[Part, ...], key: bytes, script: Script | None, **how: bool) -> asyncio.Future[Any]:
-        asked = super()._ask(parts, key, script, **how)
+    def _send(self, parts: tuple[Part, ...], key: bytes, script: Script | None, **how: bool) -> asyncio.Future[Any]:
+        asked = super()._send(parts, key, script, **how)
         if not asked.done():
             held = ExitStack()
             held.enter_context(outside())

@@ -135,29 +135,29 @@ class Link:
         All keys are in one slot. Scripts with the same first key run in the order in which they were given.
         """
         self._options.scripts[script.sha] = script
-        return self._ask((b"EVALSHA", script.sha, len(keys), *keys, *args), keys[0] if keys else b"", script)
+        return self._send((b"EVALSHA", script.sha, len(keys), *keys, *args), keys[0] if keys else b"", script)
 
     def command(self, *parts: bytes | str | int) -> asyncio.Future[Any]:
         """Sends one command, whose key, if any, follows its name; the promises are those of `run`."""
         key = parts[1] if len(parts) > 1 else b""
-        return self._ask(parts, key if isinstance(key, bytes) else str(key).encode(), None)
+        return self._send(parts, key if isinstance(key, bytes) else str(key).encode(), None)
 
     def command_near(self, key: bytes, *parts: bytes | str | int) -> asyncio.Future[Any]:
         """Sends one command without a key to the server that has this one, as `command` does; a refusal is not logged."""
-        return self._ask(parts, key, None, is_quiet=True)
+        return self._send(parts, key, None, is_quiet=True)
 
     def in_line(self, key: bytes, *commands: tuple[Part, ...]) -> list[asyncio.Future[Any]]:
         """Sends commands to the server that has this key: one behind the other, with nothing between, over one connection.
 
         None is sent again anywhere else, so that what the last says of its connection is about those before it.
         """
-        return [self._ask(parts, key, None, stays=True) for parts in commands]
+        return [self._send(parts, key, None, stays=True) for parts in commands]
 
     def home(self, key: bytes) -> object:
         """Returns the server that has the key, as far as is known: the same object for keys with the same one."""
         return self._store.home(key)
 
-    def _ask(
+    def _send(
         self, parts: tuple[Part, ...], key: bytes, script: Script | None, *, stays: bool = False, is_quiet: bool = False
     ) -> asyncio.Future[Any]:
         job = StoreCommand(parts, key, self._options.tally, script)

@@ -173,7 +173,7 @@ async def master_of(address: StoreAddress) -> Node:
 
     Raises as a connection does when no sentinel knows it; has no timeout, the caller sets one.
     """
-    tasks = [asyncio.create_task(_ask(address, sentinel)) for sentinel in address.nodes]
+    tasks = [asyncio.create_task(_find_master(address, sentinel)) for sentinel in address.nodes]
     trouble: BaseException | None = None
     try:
         for first in asyncio.as_completed(tasks):
@@ -188,7 +188,7 @@ async def master_of(address: StoreAddress) -> Node:
     raise RedisConnectionError(f"no sentinel knows the master of {address.service}: {trouble}")
 
 
-async def _ask(address: StoreAddress, sentinel: Node) -> Node:
+async def _find_master(address: StoreAddress, sentinel: Node) -> Node:
     try:
         return await _master_of(replace(address, db=0), sentinel)
     except AuthenticationError:  # the url's login may be one of the servers only

@@ -24,16 +24,16 @@ def main() -> None:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        _tell(False)
-        _tell(NO_JSON)
+        _write(False)
+        _write(NO_JSON)
         return
     is_valid = schema.accepts(value)
-    _tell(is_valid)
+    _write(is_valid)
     if not is_valid:
-        _tell(schema.first_error(value))
+        _write(schema.first_error(value))
 
 
-def _tell(what: object) -> None:
+def _write(what: object) -> None:
     sys.stdout.buffer.write(orjson.dumps(what) + b"\n")
     sys.stdout.flush()
 

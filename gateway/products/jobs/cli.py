@@ -221,12 +221,12 @@ PATIENCE_S = 300.0
 Answer = TypeVar("Answer")
 
 
-def patiently(ask: Callable[[], Answer], progress: ProgressLine) -> Answer:
-    """Asks until it is answered. Raises AdminRefused for what is no use, or when the patience is at its end."""
+def patiently(request: Callable[[], Answer], progress: ProgressLine) -> Answer:
+    """Sends a request until it is answered. Raises AdminRefused for what is no use, or when the patience is at its end."""
     until: float | None = None
     while True:
         try:
-            return ask()
+            return request()
         except AdminRefused as error:
             now = time.monotonic()
             until = now + PATIENCE_S if until is None else until
@@ -369,14 +369,14 @@ def list_jobs(options: argparse.Namespace) -> int:
 def show(options: argparse.Namespace) -> int:
     """Shows a job; of a batch its files, too, and why it stands still."""
 
-    def ask(client: CallerClient) -> dict[str, Any]:
+    def request(client: CallerClient) -> dict[str, Any]:
         job = client.request("GET", f"jobs/{quote(options.id, safe='')}").fields
         if job["kind"] == "batch":
             batch = client.request("GET", f"batches/{quote(options.id, safe='')}")
             job |= {"batch": batch.fields, "paused": batch.paused}
         return job
 
-    return _call_gateway(options, ask, job_facts)
+    return _call_gateway(options, request, job_facts)
 
 
 def cancel(options: argparse.Namespace) -> int:
@@ -387,12 +387,12 @@ def cancel(options: argparse.Namespace) -> int:
 
 def _call_gateway(
     options: argparse.Namespace,
-    ask: Callable[[CallerClient], dict[str, Any]],
+    request: Callable[[CallerClient], dict[str, Any]],
     show_answer: Callable[[dict[str, Any]], str],
 ) -> int:
     """Asks a running gateway, and prints its answer."""
     try:
-        answer = ask(caller_of(options))
+        answer = request(caller_of(options))
     except AdminRefused as error:
         return fail(error.message, UNUSABLE if error.is_misuse else FAILED)
     print(json.dumps(answer, indent=2) if options.json else show_answer(answer))

@@ -198,10 +198,10 @@ class RedisJobStore:
         if partition is None:
             return None
 
-        async def ask(_is_again: bool) -> Job | None:  # as `retry_until_known` calls it
+        async def write(_is_again: bool) -> Job | None:  # as `retry_until_known` calls it
             return await self._steps.flag(partition, job_id, tenant, flag)
 
-        return await self._partitions.retry_until_known(ask)
+        return await self._partitions.retry_until_known(write)
 
     async def find(self, job_id: str, tenant: str | None) -> Job | None:
         row = await self._places.row(job_id, tenant, b"s")

@@ -167,7 +167,7 @@ class JobDurability:
 
     async def _about(self, key: bytes) -> dict[str, str]:
         """Returns what a server says of itself."""
-        info = (await self._ask(key, b"INFO")).decode()
+        info = (await self._command(key, b"INFO")).decode()
         return {name: value for name, _, value in (line.partition(":") for line in info.splitlines())}
 
     async def _worth(self, key: bytes, about: dict[str, str]) -> int:
@@ -175,12 +175,12 @@ class JobDurability:
         if about.get("aof_enabled") != "1":
             return 3
         try:
-            setting = (await self._ask(key, b"CONFIG", b"GET", b"appendfsync"))[1]
+            setting = (await self._command(key, b"CONFIG", b"GET", b"appendfsync"))[1]
         except StoreUnusable:
             return 1  # it is a secret, and this is what servers do that nobody has told otherwise
         return {b"always": 0, b"everysec": 1}.get(setting, 2)
 
-    async def _ask(self, key: bytes, *parts: bytes) -> Any:
+    async def _command(self, key: bytes, *parts: bytes) -> Any:
         try:
             return await self._link.command_near(key, *parts)
         except StoreRefused as error:

@@ -100,7 +100,7 @@ class JobsFile:
 
         `is_undone_unacknowledged`: also where the caller was cancelled meanwhile.
         """
-        return await self._answer(work, "told", undo, is_undone_unacknowledged)
+        return await self._answer(work, "acknowledged", undo, is_undone_unacknowledged)
 
     async def note(self, work: Work[T]) -> T:
         """Returns the result of work that no piece waits for, and that a loss of power may take back. Raises JobsUnavailable.

@@ -199,10 +199,10 @@ def _is_held(job: Job) -> bool:
 
 Work = Callable[[sqlite3.Connection], Any]
 """Works on the file; it may run twice. It returns a `Rest` when it has more to do after other jobs have had their turn."""
-Effort = Literal["read", "cache", "durable", "told"]
+Effort = Literal["read", "cache", "durable", "acknowledged"]
 """`read` changes nothing; a `cache` write may be lost with the power; a `durable` one is on the disk when it is done, and is
-made up for later if it failed; a `told` one is as durable, but where it fails the caller learns so, and nothing of it happens
-later."""
+made up for later if it failed; an `acknowledged` one is as durable, but where it fails the caller learns so, and nothing of it
+happens later."""
 
 
 @dataclass(slots=True, eq=False)
@@ -219,12 +219,12 @@ class FileJob:
     """Is called with the result in the event loop; None: the caller does not wait."""
     queued_at: float = 0.0
     undo: Work | None = None
-    """Takes back what a `told` job has done where its caller learned that it failed."""
+    """Takes back what an `acknowledged` job has done where its caller learned that it failed."""
     _verdict: Lock | None = field(default=None, init=False)
-    """The verdict on a `told` job that somebody waits for: whoever takes it decides whether the job is done or was given up."""
+    """The verdict on an `acknowledged` job that somebody waits for: who takes it decides whether it is done or was given up."""
 
     def __post_init__(self) -> None:
-        if self.effort == "told":
+        if self.effort == "acknowledged":
             self._verdict = Lock()
 
     def decide(self) -> bool:
@@ -233,7 +233,7 @@ class FileJob:
 
     @property
     def is_given_up(self) -> bool:
-        """Returns whether a `told` job need not be done any more."""
+        """Returns whether an `acknowledged` job need not be done any more."""
         return self._verdict is not None and self._verdict.locked()
 
 

@@ -230,7 +230,7 @@ class SqliteJobStore:
         now = self._wall()
         if not self._is_ticking and not self._file.is_quiet(now):
             self._is_ticking, self._changes = True, self._file.changes
-            self._file.submit(lambda db: self._claims.tick(db, now), "told", self._ticked)
+            self._file.submit(lambda db: self._claims.tick(db, now), "acknowledged", self._ticked)
 
     @property
     def is_well(self) -> bool:

@@ -108,8 +108,8 @@ class CountedEnds:
     thread.
     """
 
-    def __init__(self, following: Following, meter: JobMeter, tell_run: AddToRun = add_to_no_run) -> None:
-        self._tell_run = tell_run
+    def __init__(self, following: Following, meter: JobMeter, add_to_run: AddToRun = add_to_no_run) -> None:
+        self._add_to_run = add_to_run
         self._following = following
         self._meter = meter
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,7 +136,7 @@ class CountedEnds:
             self._meter.redriven(ended.about[CLASS], is_ok=False)
         if ended.kind is JobKind.RUN:
             outcome = RunOutcome.CANCELLED if ended.state is JobState.CANCELLED else RunOutcome.FAILED
-            self._tell_run(ended.tenant, ended.id, label_change(ended_at, workflow=ended.model, outcome=str(outcome)))
+            self._add_to_run(ended.tenant, ended.id, label_change(ended_at, workflow=ended.model, outcome=str(outcome)))
 
 
 # --- the sweep of blobs that nobody knows ---

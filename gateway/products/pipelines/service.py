@@ -394,13 +394,13 @@ class PipelineRuns:
         clock: Clock,
         count: Callable[[str], Count],
         changed: Callable[[str], None] = lambda _id: None,
-        tell: AddToRun = add_to_no_run,
+        add_to_run: AddToRun = add_to_no_run,
     ) -> None:
         """`count` gives what counts the tokens of a model; `changed` gets the ids of children of which there is news.
 
-        `tell` gets the outcome of runs that end here; that of those which are stopped comes by `CountedEnds`.
+        `add_to_run` gets the outcome of runs that end here; that of those which are stopped comes by `CountedEnds`.
         """
-        self._tell = tell
+        self._add_to_run = add_to_run
         self._store = store
         self._reader = reader
         self._children = children
@@ -516,7 +516,7 @@ class PipelineRuns:
     def _report_end(self, job: Job, *, is_ok: bool) -> None:
         """Reports what has become of a run, for whoever counts runs."""
         outcome = RunOutcome.SUCCEEDED if is_ok else RunOutcome.FAILED
-        self._tell(job.tenant, job.id, label_change(self._clock.wall(), workflow=job.model, outcome=str(outcome)))
+        self._add_to_run(job.tenant, job.id, label_change(self._clock.wall(), workflow=job.model, outcome=str(outcome)))
 
     async def _stop_children(self, ids: Sequence[str], tenant: str) -> None:
         """Has children stop whose run has ended, or is about to. Raises JobsUnavailable."""

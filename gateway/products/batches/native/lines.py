@@ -294,10 +294,10 @@ class ProviderAnswers:
         blobs: Blobs,
         batches: ProviderBatches,
         accounts: NativeAccounts,
-        tell_run: Callable[[Job, Sequence[LineResult]], None],
+        add_to_run: Callable[[Job, Sequence[LineResult]], None],
     ) -> None:
-        """`tell_run` adds results to the run of their batch before they are committed."""
-        self._tell_run = tell_run
+        """`add_to_run` adds results to the run of their batch before they are committed."""
+        self._add_to_run = add_to_run
         self._store = store
         self._blobs = blobs
         self._batches = batches
@@ -400,7 +400,7 @@ class ProviderAnswers:
         if not results:
             return
         running, work = taking.running, taking.running.work
-        self._tell_run(work.job, results)
+        self._add_to_run(work.job, results)
         if not await running.write(lambda: self._store.commit(work, results)):
             raise ClaimLost
         key, model = key_named(policy, work.job.key), policy.find_model(work.job.marks[MODELS][0])

@@ -295,12 +295,12 @@ class NativeParts:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         run_here: Callable[[RunningWork], Awaitable[None]],
-        tell_run: AddToRun = add_to_no_run,
+        add_to_run: AddToRun = add_to_no_run,
     ) -> None:
-        """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway; `tell_run` gets what
+        """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway; `add_to_run` gets what
         lines have cost that are parts of runs.
         """
-        self._tell = tell_run
+        self._add_to_run = add_to_run
         self._run_here = run_here
         self._here: Counter[str] = Counter()
         """By batch, how many of its chunks run here now."""
@@ -313,12 +313,12 @@ class NativeParts:
         self._clock = clock
         self._rules_of = rules_of
         self._requests = PartRequests(blobs, batches, clock)
-        self._answers = ProviderAnswers(store, blobs, batches, accounts, self._tell_run)
+        self._answers = ProviderAnswers(store, blobs, batches, accounts, self._add_results)
         self._seen: dict[tuple[str, int], tuple[PartPhase, float]] = {}
 
-    def _tell_run(self, job: Job, results: Sequence[LineResult]) -> None:
+    def _add_results(self, job: Job, results: Sequence[LineResult]) -> None:
         if run := run_of(job):
-            self._tell(job.tenant, run, sum_of_lines(job, results, self._clock.wall()))
+            self._add_to_run(job.tenant, run, sum_of_lines(job, results, self._clock.wall()))
 
     def phases(self) -> Mapping[str, int]:
         """Returns how many parts are at providers, by how far they have come."""

@@ -45,12 +45,12 @@ def test(options: argparse.Namespace) -> int:
     """Sends a signed event `test`; fails unless it was taken."""
     results: list[str] = []
 
-    def ask(client: AdminClient) -> dict[str, Any]:
+    def request(client: AdminClient) -> dict[str, Any]:
         answer = _post(client, options.name, "test")
         results.append(answer["result"])
         return answer
 
-    code = call_admin(options, ask, _tested)
+    code = call_admin(options, request, _tested)
     return code if code != OK or results[0] == "ok" else FAILED
 
 
