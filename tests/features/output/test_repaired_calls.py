@@ -554,6 +554,19 @@ async def test_a_held_stream_is_given_whole_or_retried_or_repaired() -> None:
         assert all(line.gate.in_flight == 0 for line in bench.admission.gates.lines.values())
 
 
+async def test_a_stored_stream_that_was_held_tells_what_was_used_to_those_who_ask() -> None:
+    """Also of the one that was asked for again, and not of the one that was discarded."""
+    caching = Caching(name="default", exact=replace(ExactRule(), requests="always"))
+    other = [one.replace(b"100", b"900") for one in events(BAD)]
+    bench = bench_of(streamed(*other), streamed(*events(GOOD)), caching=caching)
+    held = replace(RULE, stream="buffer", retry=1)
+    asked: dict[str, Any] = {"output": held, "body": BODY, "parsed": orjson.loads(BODY), "stream": True}
+    _, first = await bench.serve(**asked)
+    _, second = await bench.serve(**asked, stream_options={"include_usage": True})
+    assert first == b"".join(event for event in events(GOOD) if b"usage" not in event)
+    assert second.endswith(b"".join(events(GOOD)[-2:]))
+
+
 async def test_a_held_stream_that_breaks_off_is_tried_again_for_nobody_has_anything_of_it() -> None:
     main = ScriptedUpstream(streamed(*events(GOOD)[:2], Broken()))
     bench = OutputBench([main, ScriptedUpstream(streamed(*events(GOOD)))])

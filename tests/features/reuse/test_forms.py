@@ -6,7 +6,8 @@ import orjson
 
 from gateway.core.types import Kept
 from gateway.features.reuse.layers import SMALL_BYTES, Forms, in_form
-from tests.support.flow import Bench, ScriptedUpstream
+from gateway.features.reuse.rules import Caching, ExactRule
+from tests.support.flow import Bench, ScriptedUpstream, streamed
 
 
 def kept(text: str, *, stream: bool = True) -> Kept:
@@ -85,3 +86,25 @@ def test_the_endpoint_decides_what_is_made() -> None:
     text.endpoint = "completions"
     assert forms.body(CALL(), chat) == in_form(CALL(), chat)
     assert forms.body(CALL(), text) == in_form(CALL(), text)
+
+
+async def test_a_stored_stream_tells_what_was_used_to_those_who_ask() -> None:
+    """Its first client had not asked for it, and has not got the event that says so; a whole answer has it, too."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    events = [
+        b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n',
+        b'data: {"id":"1","choices":[],"usage":%b}\n\n' % orjson.dumps(usage),
+        b"data: [DONE]\n\n",
+    ]
+    bench = Bench([ScriptedUpstream(streamed(*events))], caching=Caching(exact=ExactRule("always", ttl_s=60)))
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    call = {"body": orjson.dumps(asked), "parsed": asked}
+
+    _, first = await bench.serve(**call, stream=True)
+    _, second = await bench.serve(**call, stream=True, stream_options={"include_usage": True})
+    _, third = await bench.serve(**call)
+
+    assert first == events[0] + events[2]
+    assert second.endswith(events[1] + events[2])
+    assert orjson.loads(third)["usage"] == usage
+    assert len(bench.upstreams[0].sent) == 1
