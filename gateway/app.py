@@ -251,7 +251,7 @@ class Gateway:
             admission=self._admission,
             shedding=self._overload,
             inflight=self._inflight,
-            store=self._store,
+            tick_store=self._store.tick,
             pools=self._pools,
             servers=self._servers,
             jobs=self._jobs,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from gateway.core.call import CallProduct
 from gateway.core.clock import Clock
 from gateway.core.pipeline import Pipeline
-from gateway.core.ports import Store
 from gateway.dialects.count_tokens import TokenCounts
 from gateway.dialects.message_ids import MessageIds
+from gateway.drivers.opening import Store
 from gateway.features.background_charges import Deferred
 from gateway.features.degrade.service import DegradeMetrics, SlowModels
 from gateway.features.grouping.service import GroupMetrics, Groups

@@ -20,7 +20,6 @@ from gateway.core.config.load import Reloader, ReloadReport
 from gateway.core.http.client.transport import Pools
 from gateway.core.http.server import HttpServer
 from gateway.core.intake import InFlight
-from gateway.core.ports import Store
 from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
@@ -139,7 +138,8 @@ class Housekeeping:
     admission: Admission
     shedding: Shedding
     inflight: InFlight
-    store: Store
+    tick_store: Callable[[], None]
+    """Lets the store forget some of what has expired."""
     pools: Pools
     servers: list[HttpServer]
     jobs: JobWork | None
@@ -194,7 +194,7 @@ class Housekeeping:
         self.inflight.sweep(now)
         self.realtime.sweep(now, is_draining=self.inflight.draining)
         self.admission.budgets.tick(self.policies.current)
-        self.store.tick()
+        self.tick_store()
         self.memory.forget_old()
         self.models.tick(self.policies.current.providers.values())
         if self.jobs is not None:

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sections",
         "settings",
     },
-    "call_products": {"core", "dialects", "features"},
+    "call_products": {"core", "dialects", "drivers", "features"},
     "cli": {
         "admin",
         "core",

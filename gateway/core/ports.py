@@ -6,14 +6,13 @@ Nothing here knows httpx, prometheus or a store; each implementation translates 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gateway.core.call import CallRecord
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import ShareOut
-from gateway.core.types import Kept, StoreBounds
 
 T = TypeVar("T")
 Later: TypeAlias = T | asyncio.Future[T]
@@ -63,163 +62,6 @@ class Meter(Protocol):
     def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
         """Counts a request that was refused before it became a call: no such path, no valid key, a malformed body."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A store's reply to a call that wants to be the only one to run a request with its idempotency key."""
-
-    state: Literal["claimed", "running", "done", "mismatch"]
-    """`claimed`: the caller holds the record until the lease ends. `mismatch`: the key was used for another request."""
-    fence: int = 0
-    """The token of a `claimed` record, needed to renew or complete it; higher than that of every earlier claim of this key."""
-    kept: Kept | None = None
-    """The stored answer, set only in state `done`."""
-    lease_left_s: float = 0.0
-    """The seconds until another caller may claim the record, unless it is renewed; set only in state `running`."""
-
-
-class Records(Protocol):
-    """Idempotency records: the holder of each request, and its answer. Ids and fingerprints are 32-byte digests.
-
-    The bytes of an id after the first 32 name the tenant, so a store may keep the records of each tenant apart.
-
-    A completed record is kept until its `fresh_until`, or until its room is needed: then the oldest go first, those of a tenant
-    with more than `TENANTS_SHARE` before all others. No method raises: a store that cannot write logs so once, and answers as
-    if it were empty.
-    """
-
-    def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
-        """Takes the record if it is free, or its lease has ended."""
-        ...
-
-    def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
-        """Extends the lease; False: another caller has taken the record, or it is complete."""
-        ...
-
-    def complete(self, record: bytes, fence: int, kept: Kept) -> Later[bool]:
-        """Stores the answer, which from then on survives whatever the store survives. False: as with `renew`."""
-        ...
-
-    def release(self, record: bytes, fence: int) -> Later[None]:
-        """Frees the record, because no answer came that could be given again: the next caller runs."""
-        ...
-
-
-class Answers(Protocol):
-    """Answers by exact key, bounded by bytes per group; the least recently used go first. No method raises."""
-
-    def get(self, key: bytes, group: str) -> Later[Kept | None]:
-        """Returns the answer if there is one that is not past its `stale_until`."""
-        ...
-
-    def put(self, key: bytes, kept: Kept) -> Later[None]:
-        """Stores the answer in place of an older one."""
-        ...
-
-    def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
-        """Forgets all answers that match every argument given, or all of them without arguments; returns their number."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class VectorRow:
-    """One question that can be recognised by its meaning. `stored_at` and `expires_at` are wall-clock seconds."""
-
-    id: bytes
-    """The exact key of its answer, 32 bytes."""
-    partition: bytes
-    """The digest of all that must match exactly, 32 bytes."""
-    vector: bytes
-    """The vector in the index's compact form."""
-    facts: bytes
-    """The facts of the question that the guards compare."""
-    model: str
-    tenant: str
-    stored_at: float
-    expires_at: float
-
-
-class Vectors(Protocol):
-    """The rows of a semantic index that outlive the process. No method raises."""
-
-    def add(self, row: VectorRow) -> Later[None]:
-        """Stores the row in place of one with its id in its partition."""
-        ...
-
-    def load(self, partition: bytes, most: int) -> Later[Sequence[VectorRow]]:
-        """Returns the rows of a partition that have not expired: the newest `most` of them, oldest first."""
-        ...
-
-    def remove(self, partition: bytes, ids: Sequence[bytes]) -> Later[None]: ...
-
-    def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
-        """Forgets rows as `Answers.forget` does; the key is the row's id."""
-        ...
-
-
-class Objects(Protocol):
-    """The owners of objects at providers, by digests of 16 bytes; the least recently used go when there are too many.
-
-    No method raises. A result of None means that the owners are unknown now; the caller must not take it for "no owner".
-    """
-
-    lost: int
-    """The objects dropped for want of room since the start."""
-
-    @property
-    def entries(self) -> int:
-        """The number of objects, as last known."""
-        ...
-
-    def own(self, objects: Sequence[bytes], tenant: str) -> Later[Sequence[str] | None]:
-        """Gives the objects that have no owner to the tenant; returns the owner of each after that.
-
-        The result, once there, survives whatever the store survives; an unreachable store is told later.
-        """
-        ...
-
-    def owners(self, objects: Sequence[bytes]) -> Later[Sequence[str | None] | None]:
-        """Returns the owner of each object; None in the list: it has none."""
-        ...
-
-    def disown(self, objects: Sequence[bytes]) -> Later[bool]:
-        """Takes the objects' owners away. False: that could not be done."""
-        ...
-
-
-class Store(Protocol):
-    """All state that outlives a call. `memory` is the default; `sqlite` survives a restart."""
-
-    records: Records
-    answers: Answers
-    vectors: Vectors
-    objects: Objects
-    is_local: bool
-    """The store is this process's own: its methods answer at once, and a claim needs no renewal."""
-
-    def configure(self, bounds: StoreBounds) -> None:
-        """Applies the bounds from now on."""
-        ...
-
-    def tick(self) -> None:
-        """Forgets some of what has expired, in a short time; called about once a second."""
-        ...
-
-    def stats(self) -> Mapping[str, Mapping[str, int]]:
-        """Returns entries and bytes: `{"answers": {"entries": …, "bytes": …}, "records": …, "vectors": …}`.
-
-        For records also `early`: the number dropped before their time for want of room, since the start.
-        """
-        ...
-
-    async def aclose(self) -> None:
-        """Writes all that the store has taken, and takes nothing more."""
-        ...
-
-
-TENANTS_SHARE = 0.75
-"""The part of the room for idempotency records that one tenant may fill while other tenants have records."""
 
 
 class SharedSum(Protocol):

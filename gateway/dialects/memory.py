@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import orjson
 
 from gateway.core.metrics import Counts, Levels, MetricTable
-from gateway.core.ports import Answers, Later
+from gateway.core.ports import Later
 from gateway.core.types import THINKING, Gap, How, Kept
 
 # --- A turn as its caller sees it ---
@@ -193,6 +193,18 @@ class SharedTurn(NamedTuple):
     signed: bytes
 
 
+class TurnStore(Protocol):
+    """Where processes that share a store keep turns. No method raises."""
+
+    def get(self, key: bytes, group: str) -> Later[Kept | None]:
+        """Returns the turn; None: there is none, or it is past its end."""
+        ...
+
+    def put(self, key: bytes, kept: Kept) -> Later[None]:
+        """Stores the turn in place of an older one."""
+        ...
+
+
 class SharedTurns:
     """Turns of all tenants in the store. All but `put` is for the thread of the running loop.
 
@@ -200,7 +212,7 @@ class SharedTurns:
     what cannot be read, because the store is out of reach or another release wrote it, is as good as not there.
     """
 
-    def __init__(self, answers: Answers, wall: Callable[[], float]) -> None:
+    def __init__(self, answers: TurnStore, wall: Callable[[], float]) -> None:
         self._answers = answers
         self._wall = wall
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -8,22 +8,47 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gateway.core.clock import Clock
 from gateway.core.metrics import Counts, Levels, MetricTable
-from gateway.core.ports import Answers, Objects, PeerBus, Records, Store, StoreHealth, VectorRow, Vectors
+from gateway.core.ports import PeerBus, StoreHealth
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.features.ownership.memory import MemoryObjects
+from gateway.features.ownership.store import Objects
 from gateway.features.reuse.memory import MemoryAnswers, MemoryRecords
+from gateway.features.reuse.store import Answers, Records, ReuseStore
 from gateway.features.runs.store import RunStore
+from gateway.features.semantic.store import VectorRow, Vectors
 from gateway.fleet.leases import Leases
 
 if TYPE_CHECKING:
     from gateway.drivers.sqlite_store import SqliteStore
 
+# --- what a store is ---
+
+
+class Store(ReuseStore, Protocol):
+    """All state that outlives a call. `memory` is the default; `sqlite` survives a restart."""
+
+    vectors: Vectors
+    objects: Objects
+
+    def configure(self, bounds: StoreBounds) -> None:
+        """Applies the bounds from now on."""
+        ...
+
+    def tick(self) -> None:
+        """Forgets some of what has expired, in a short time; called about once a second."""
+        ...
+
+    async def aclose(self) -> None:
+        """Writes all that the store has taken, and takes nothing more."""
+        ...
+
+
 # --- the default store, in this process's memory: it answers at once, and ends with the process ---
 
 
 class MemoryVectors:
-    """Implements `gateway.core.ports.Vectors` without keeping anything: the index itself has the rows."""
+    """Implements `gateway.features.semantic.store.Vectors` without keeping anything: the index itself has the rows."""
 
     __slots__ = ()
 
@@ -43,7 +68,7 @@ class MemoryVectors:
 
 
 class MemoryStore:
-    """Implements `gateway.core.ports.Store`; `wall` returns seconds since the epoch.
+    """Implements `Store`; `wall` returns seconds since the epoch.
 
     Each of its parts has a bound of its own.
     """

@@ -13,15 +13,18 @@ from contextlib import suppress
 from itertools import islice
 from secrets import token_bytes
 
-from gateway.core.ports import Answers, Objects, PeerBus, Records, StoreHealth, Vectors
+from gateway.core.ports import PeerBus, StoreHealth
 from gateway.core.types import SharedState, StoreBounds
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.ownership.redis import RedisObjects
+from gateway.features.ownership.store import Objects
 from gateway.features.reuse.redis_answers import RedisAnswers
 from gateway.features.reuse.redis_records import RedisRecords
+from gateway.features.reuse.store import Answers, Records
 from gateway.features.runs.redis import SharedRunRecords
 from gateway.features.runs.store import RunStore
 from gateway.features.semantic.redis import RedisVectors
+from gateway.features.semantic.store import Vectors
 from gateway.fleet.leases import Leases
 from gateway.fleet.redis import RedisLeases, RedisNews
 

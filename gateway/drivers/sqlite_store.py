@@ -14,14 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from gateway.core.clock import Ahead, never_ahead
-from gateway.core.ports import TENANTS_SHARE, Answers, Objects, Records, Vectors
 from gateway.core.types import StoreBounds
 from gateway.drivers.sqlite import File, FileThread, Total, Trouble
 from gateway.drivers.sqlite_file import Connect, FileKind
 from gateway.features.ownership.sqlite import SqliteObjects
+from gateway.features.ownership.store import Objects
 from gateway.features.reuse.memory import EarlyEvictions, MemoryAnswers
 from gateway.features.reuse.sqlite import SqliteAnswers, SqliteRecords
+from gateway.features.reuse.store import TENANTS_SHARE, Answers, Records
 from gateway.features.semantic.sqlite import SqliteVectors
+from gateway.features.semantic.store import Vectors
 from gateway.products.jobs.sqlite_rows import Rest
 
 APPLICATION_ID = 0x4C4C4757
@@ -233,7 +235,7 @@ FRONT_BYTES = 64 * 1024 * 1024
 
 
 class SqliteStore:
-    """Implements `gateway.core.ports.Store` on a file, for one event loop; the constructor opens it and
+    """Implements `gateway.drivers.opening.Store` on a file, for one event loop; the constructor opens it and
     raises StoreUnusable."""
 
     is_local: bool = False

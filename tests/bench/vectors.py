@@ -16,9 +16,9 @@ from importlib import import_module
 from statistics import median
 from typing import Any
 
-from gateway.core.ports import VectorRow
 from gateway.features.semantic import index as nearest
 from gateway.features.semantic.index import Partition, VectorIndex
+from gateway.features.semantic.store import VectorRow
 
 ROWS = (1_000, 10_000, 50_000)
 DIMENSIONS = (256, 512, 1536)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.ports import Answers, Later
+from gateway.core.ports import Later
 from gateway.core.types import THINKING, Kept, StoreBounds
 from gateway.dialects.memory import (
     MOST_LOOKED_FOR,
@@ -21,6 +21,7 @@ from gateway.dialects.memory import (
     ThoughtMemory,
     VisibleTurn,
 )
+from gateway.features.reuse.store import Answers
 from tests.support.conformance import MakeStore, Wall, settle
 
 BOUNDS = StoreBounds({THINKING: 1_000_000}, 1_000_000)

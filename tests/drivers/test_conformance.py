@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.ports import Store, VectorRow
 from gateway.core.types import Kept, Usage
-from gateway.drivers.opening import MemoryStore
+from gateway.drivers.opening import MemoryStore, Store
+from gateway.features.semantic.store import VectorRow
 from tests.support.conformance import (
     KIB,
     ROOMY,

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.ports import Claim
 from gateway.drivers.lru import LET_GO, Lru
 from gateway.drivers.opening import MemoryStore
+from gateway.features.reuse.store import Claim
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept
 
 MIB = 1024 * KIB

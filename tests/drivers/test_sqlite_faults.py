@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.ports import Claim
 from gateway.drivers.sqlite_store import SqliteStore
+from gateway.features.reuse.store import Claim
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.support.sqlite_support import Disk, Monotonic, connect_hastily, exit_code, failing, fill, in_a_child
 

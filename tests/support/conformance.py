@@ -12,8 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gateway.core.ports import Claim, Later, Store, VectorRow
+from gateway.core.ports import Later
 from gateway.core.types import Kept, StoreBounds, Usage
+from gateway.drivers.opening import Store
+from gateway.features.reuse.store import Claim
+from gateway.features.semantic.store import VectorRow
 
 T = TypeVar("T")
 KIB = 1024

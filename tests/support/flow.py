@@ -17,7 +17,6 @@ from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.pipeline import Pipeline
-from gateway.core.ports import Store
 from gateway.core.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import (
     Clocks,
@@ -32,7 +31,7 @@ from gateway.core.types import (
 from gateway.dialects.endpoints import CHAT as CHAT
 from gateway.dialects.endpoints import RESPONSES as RESPONSES
 from gateway.dialects.endpoints import SPEECH as SPEECH
-from gateway.drivers.opening import MemoryStore
+from gateway.drivers.opening import MemoryStore, Store
 from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
 from gateway.features.grouping.service import GROUP_RULES, GroupMetrics
 from gateway.features.output.service import OutputMetrics, set_rule

@@ -13,10 +13,10 @@ from typing import Any
 
 from redis import Redis
 
-from gateway.core.ports import VectorRow
 from gateway.core.types import SharedState, StoreBounds
 from gateway.drivers.redis.link import Link, NoReply, Script, StoreGone
 from gateway.drivers.redis_store import RedisStore
+from gateway.features.semantic.store import VectorRow
 from tests.support.conformance import settle
 
 PATIENT_S = 5.0

@@ -16,7 +16,7 @@ GENERATIONS = 16
 
 
 class MemoryObjects:
-    """Implements `gateway.core.ports.Objects`."""
+    """Implements `gateway.features.ownership.store.Objects`."""
 
     __slots__ = ("_bound", "_generations", "_has_warned", "_is_logged", "_names", "lost")
 

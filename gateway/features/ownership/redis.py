@@ -36,7 +36,7 @@ DISOWN = objects_script("objects_disown")
 
 
 class RedisObjects:
-    """Implements `gateway.core.ports.Objects`."""
+    """Implements `gateway.features.ownership.store.Objects`."""
 
     def __init__(self, link: Link, background: BackgroundTasks, now: WallTime, bound: int) -> None:
         self._link = link

@@ -36,7 +36,7 @@ from gateway.core.call import (
 from gateway.core.errors import InvalidRequest, NoTargetAvailable, NotFound, OwnerUnknown
 from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.openai.sse import event_data, json_object
-from gateway.core.ports import Objects, result_or_default
+from gateway.core.ports import result_or_default
 from gateway.core.snapshot import Target
 from gateway.core.types import ErrorClass, StreamedBody
 from gateway.features.ownership.objects import (
@@ -60,6 +60,7 @@ from gateway.features.ownership.rules import (
     may_name,
     reads_everybodys,
 )
+from gateway.features.ownership.store import Objects
 
 MOST_PAGES = 10
 """The most pages that a provider is asked for, to fill one."""

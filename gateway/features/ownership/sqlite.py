@@ -26,7 +26,7 @@ BYTES = 128
 
 
 class SqliteObjects:
-    """Implements `gateway.core.ports.Objects`."""
+    """Implements `gateway.features.ownership.store.Objects`."""
 
     def __init__(self, thread: FileThread, file: File, wall: Callable[[], float], bound: int) -> None:
         self._thread = thread

@@ -16,9 +16,9 @@ from typing import Any
 
 import orjson
 
-from gateway.core.ports import TENANTS_SHARE, Claim
 from gateway.core.types import Kept, Usage
 from gateway.drivers.lru import Lru, Name
+from gateway.features.reuse.store import TENANTS_SHARE, Claim
 
 # --- answers of idempotency records that a store evicts before their time ---
 
@@ -133,7 +133,7 @@ def unpack(blob: bytes) -> Kept:
 
 
 class MemoryAnswers:
-    """Implements `gateway.core.ports.Answers`.
+    """Implements `gateway.features.reuse.store.Answers`.
 
     Invariants: a group takes no more bytes than its bound; its least recently used answer is evicted first; a forgotten answer
     is not given again, though its memory is freed step by step.
@@ -217,7 +217,7 @@ class RunningRecord:
 
 
 class MemoryRecords:
-    """Implements `gateway.core.ports.Records`.
+    """Implements `gateway.features.reuse.store.Records`.
 
     Invariants: a record has one holder at a time; fences only grow, over all records; a completed record never changes; a
     running one is never dropped; completed ones are evicted in the order of completion, those of a tenant with more than its

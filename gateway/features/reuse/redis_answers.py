@@ -222,7 +222,7 @@ def shards_of(bound: int) -> int:
 
 
 class RedisAnswers:
-    """Implements `gateway.core.ports.Answers`."""
+    """Implements `gateway.features.reuse.store.Answers`."""
 
     def __init__(
         self,

@@ -29,7 +29,6 @@ from gateway.core.call import (
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import Accounts
-from gateway.core.ports import Store
 from gateway.core.types import LANES
 from gateway.features.reuse.keys import NotCached
 from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note, plan_reuse
@@ -44,6 +43,7 @@ from gateway.features.reuse.outcome import (
 )
 from gateway.features.reuse.rules import CACHING, applies
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, room_of
+from gateway.features.reuse.store import ReuseStore
 
 
 class StaleIsBetter(GatewayError):
@@ -91,7 +91,7 @@ class Replays(OutcomeTrail):
     options: frozenset[bytes] = frozenset((b"idempotency-key", b"cache-control"))
     absent_headers: tuple[tuple[bytes, bytes], ...] = (BYPASS,)
 
-    def __init__(self, clock: Clock, accounts: Accounts, store: Store, note: Callable[[Call], None]) -> None:
+    def __init__(self, clock: Clock, accounts: Accounts, store: ReuseStore, note: Callable[[Call], None]) -> None:
         """`note` is called with each call that has ended and may have been spared its provider."""
         super().__init__(note)
         self._clock = clock

@@ -32,7 +32,6 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import Accounts, answer_headers
 from gateway.core.openai import sse
-from gateway.core.ports import Store
 from gateway.core.relay import StreamBroken
 from gateway.dialects.conversion import last_response
 from gateway.dialects.last_word import LastWord
@@ -50,6 +49,7 @@ from gateway.features.reuse.layers import (
 from gateway.features.reuse.outcome import OUTCOME, SENT_KEY, CacheOutcome
 from gateway.features.reuse.rules import CACHING
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight
+from gateway.features.reuse.store import ReuseStore
 from gateway.features.runs.rules import StepRequest
 from gateway.features.runs.step import (
     KEPT_STEP,
@@ -80,7 +80,7 @@ class StepCalls(CallFeature):
 
     options: frozenset[bytes] = frozenset((STEP,))
 
-    def __init__(self, clock: Clock, accounts: Accounts, store: Store) -> None:
+    def __init__(self, clock: Clock, accounts: Accounts, store: ReuseStore) -> None:
         """`store` has the claims."""
         self._clock = clock
         self._accounts = accounts

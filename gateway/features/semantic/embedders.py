@@ -20,11 +20,11 @@ import orjson
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, GatewayError, KeyRateLimited
-from gateway.core.ports import Vectors
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.dialects.endpoints import EMBEDDINGS
 from gateway.features.reuse.rules import CACHING, LOCAL, SemanticRule
 from gateway.features.semantic.question import Embedder, EmbeddingDenied, EmbeddingFailed
+from gateway.features.semantic.store import Vectors
 
 if TYPE_CHECKING:
     from gateway.features.semantic.local_model import LocalEmbedder

@@ -15,8 +15,8 @@ from importlib import import_module
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from gateway.core.ports import VectorRow
 from gateway.features.semantic.question import Near, Neighbourhood
+from gateway.features.semantic.store import VectorRow
 from gateway.features.semantic.vectors import SKETCH_BITS, Sketches, reach
 
 if TYPE_CHECKING:

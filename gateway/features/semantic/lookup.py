@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.ports import VectorRow, Vectors
 from gateway.features.reuse.keys import digest
 from gateway.features.reuse.outcome import OUTCOME
 from gateway.features.reuse.rules import SemanticRule
 from gateway.features.semantic.guards import Facts, objection
 from gateway.features.semantic.question import MOST_CHARS, Embedder, Index, Near, Neighbourhood, SemanticQuery
+from gateway.features.semantic.store import VectorRow, Vectors
 from gateway.features.semantic.vectors import Background, KnownQuestion, Partitions, Questions, result_by
 
 MOST_CANDIDATES = 8

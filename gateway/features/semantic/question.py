@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from gateway.core.call import Call
-from gateway.core.ports import VectorRow
 from gateway.features.reuse.rules import NOT_OF_THE_QUESTION, SemanticRule
+from gateway.features.semantic.store import VectorRow
 
 # --- the ports of the semantic cache ---
 

@@ -14,7 +14,7 @@ from functools import partial
 from struct import Struct, error
 from typing import Any
 
-from gateway.core.ports import Later, PeerBus, PeerMessage, VectorRow
+from gateway.core.ports import Later, PeerBus, PeerMessage
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.reuse.memory import CLOCKS_AGREE_S
 from gateway.features.reuse.redis_answers import (
@@ -26,6 +26,7 @@ from gateway.features.reuse.redis_answers import (
     owner,
 )
 from gateway.features.reuse.redis_lru import SharedLru, WallTime, lru_script
+from gateway.features.semantic.store import VectorRow
 from gateway.fleet.redis import Registry
 
 ADD = lru_script("vectors_add", "vectors")
@@ -84,7 +85,7 @@ def decode_news(detail: bytes, wall: float) -> VectorRow:
 
 
 class RedisVectors:
-    """Implements `gateway.core.ports.Vectors`."""
+    """Implements `gateway.features.semantic.store.Vectors`."""
 
     def __init__(
         self,

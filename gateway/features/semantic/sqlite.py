@@ -8,9 +8,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from gateway.core.ports import Later, VectorRow
+from gateway.core.ports import Later
 from gateway.drivers.sqlite import FileThread, taken
 from gateway.features.reuse.sqlite import forget, matching
+from gateway.features.semantic.store import VectorRow
 from gateway.products.jobs.sqlite_rows import Rest
 
 ROWS_AT_ONCE = 1_000
@@ -18,7 +19,7 @@ ROWS_AT_ONCE = 1_000
 
 
 class SqliteVectors:
-    """Implements `gateway.core.ports.Vectors`."""
+    """Implements `gateway.features.semantic.store.Vectors`."""
 
     def __init__(self, thread: FileThread, wall: Callable[[], float], most: int) -> None:
         self._thread = thread

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.ports import Later, VectorRow, Vectors
+from gateway.core.ports import Later
 from gateway.features.reuse.keys import digest, owner_of
 from gateway.features.reuse.rules import SemanticRule
 from gateway.features.semantic.guards import Facts, facts_of
 from gateway.features.semantic.question import Embedder, EmbeddingDenied, EmbeddingFailed, Index, Neighbourhood
+from gateway.features.semantic.store import VectorRow, Vectors
 
 if TYPE_CHECKING:
     from numpy import float32, int8, uint64

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.ports import Objects
 from gateway.drivers.sqlite_store import SqliteStore
 from gateway.features.ownership.memory import GENERATIONS, MemoryObjects
+from gateway.features.ownership.store import Objects
 from tests.support.conformance import ROOMY, MakeStore, Wall, digest, settle, ticked
 from tests.support.redis_support import Lender
 

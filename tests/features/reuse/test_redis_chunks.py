@@ -9,11 +9,11 @@ from random import Random
 import pytest
 from redis import Redis
 
-from gateway.core.ports import Claim
 from gateway.core.types import Kept
 from gateway.drivers.redis.link import StoreGone
 from gateway.drivers.redis_store import RedisStore
 from gateway.features.reuse.redis_answers import AT_ONCE, PART_BYTES, ChunkedValue, is_head
+from gateway.features.reuse.store import Claim
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, kept, settle, ticked
 from tests.support.redis_support import PATIENT_S, Lender
 

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from gateway.core.call import Call
-from gateway.core.ports import Later, VectorRow, Vectors
+from gateway.core.ports import Later
 from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.rules import SemanticRule
 from gateway.features.semantic import lookup, vectors
@@ -28,6 +28,7 @@ from gateway.features.semantic.lookup import (
     Semantic,
 )
 from gateway.features.semantic.question import MOST_CHARS, EmbeddingFailed, SemanticQuery
+from gateway.features.semantic.store import VectorRow, Vectors
 from gateway.features.semantic.vectors import FEW_ROWS, FIRST_PAUSE_S, MOST_LATE, SHORT_CHARS, Background, result_by
 from tests.support.flow import Bench, FakeClock
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.core.ports import VectorRow
 from gateway.features.semantic import index as nearest
 from gateway.features.semantic.index import EXACT_ROWS, NOT_INSTALLED, PARTITION_BYTES, VectorIndex, row_bytes
 from gateway.features.semantic.question import Near
+from gateway.features.semantic.store import VectorRow
 from gateway.features.semantic.vectors import reach
 from tests.rows import rows
 

@@ -1,0 +1,86 @@
+"""What caches need of a store: idempotency records, and answers by exact key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from gateway.core.ports import Later
+from gateway.core.types import Kept
+
+TENANTS_SHARE = 0.75
+"""The part of the room for idempotency records that one tenant may fill while other tenants have records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A store's reply to a call that wants to be the only one to run a request with its idempotency key."""
+
+    state: Literal["claimed", "running", "done", "mismatch"]
+    """`claimed`: the caller holds the record until the lease ends. `mismatch`: the key was used for another request."""
+    fence: int = 0
+    """The token of a `claimed` record, needed to renew or complete it; higher than that of every earlier claim of this key."""
+    kept: Kept | None = None
+    """The stored answer, set only in state `done`."""
+    lease_left_s: float = 0.0
+    """The seconds until another caller may claim the record, unless it is renewed; set only in state `running`."""
+
+
+class Records(Protocol):
+    """Idempotency records: the holder of each request, and its answer. Ids and fingerprints are 32-byte digests.
+
+    The bytes of an id after the first 32 name the tenant, so a store may keep the records of each tenant apart.
+
+    A completed record is kept until its `fresh_until`, or until its room is needed: then the oldest go first, those of a tenant
+    with more than `TENANTS_SHARE` before all others. No method raises: a store that cannot write logs so once, and answers as
+    if it were empty.
+    """
+
+    def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
+        """Takes the record if it is free, or its lease has ended."""
+        ...
+
+    def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
+        """Extends the lease; False: another caller has taken the record, or it is complete."""
+        ...
+
+    def complete(self, record: bytes, fence: int, kept: Kept) -> Later[bool]:
+        """Stores the answer, which from then on survives whatever the store survives. False: as with `renew`."""
+        ...
+
+    def release(self, record: bytes, fence: int) -> Later[None]:
+        """Frees the record, because no answer came that could be given again: the next caller runs."""
+        ...
+
+
+class Answers(Protocol):
+    """Answers by exact key, bounded by bytes per group; the least recently used go first. No method raises."""
+
+    def get(self, key: bytes, group: str) -> Later[Kept | None]:
+        """Returns the answer if there is one that is not past its `stale_until`."""
+        ...
+
+    def put(self, key: bytes, kept: Kept) -> Later[None]:
+        """Stores the answer in place of an older one."""
+        ...
+
+    def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
+        """Forgets all answers that match every argument given, or all of them without arguments; returns their number."""
+        ...
+
+
+class ReuseStore(Protocol):
+    """The store of answers, as those see it that give them again."""
+
+    records: Records
+    answers: Answers
+    is_local: bool
+    """The store is this process's own: its methods answer at once, and a claim needs no renewal."""
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        """Returns entries and bytes: `{"answers": {"entries": …, "bytes": …}, "records": …, "vectors": …}`.
+
+        For records also `early`: the number dropped before their time for want of room, since the start.
+        """
+        ...

@@ -1,0 +1,45 @@
+"""What a semantic index needs of a store: rows that outlive the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.core.ports import Later
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRow:
+    """One question that can be recognised by its meaning. `stored_at` and `expires_at` are wall-clock seconds."""
+
+    id: bytes
+    """The exact key of its answer, 32 bytes."""
+    partition: bytes
+    """The digest of all that must match exactly, 32 bytes."""
+    vector: bytes
+    """The vector in the index's compact form."""
+    facts: bytes
+    """The facts of the question that the guards compare."""
+    model: str
+    tenant: str
+    stored_at: float
+    expires_at: float
+
+
+class Vectors(Protocol):
+    """The rows of a semantic index that outlive the process. No method raises."""
+
+    def add(self, row: VectorRow) -> Later[None]:
+        """Stores the row in place of one with its id in its partition."""
+        ...
+
+    def load(self, partition: bytes, most: int) -> Later[Sequence[VectorRow]]:
+        """Returns the rows of a partition that have not expired: the newest `most` of them, oldest first."""
+        ...
+
+    def remove(self, partition: bytes, ids: Sequence[bytes]) -> Later[None]: ...
+
+    def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
+        """Forgets rows as `Answers.forget` does; the key is the row's id."""
+        ...
