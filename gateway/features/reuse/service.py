@@ -41,7 +41,7 @@ from gateway.features.reuse.outcome import (
     outcome_headers,
     read_idempotency_key,
 )
-from gateway.features.reuse.rules import CACHING, applies
+from gateway.features.reuse.rules import CACHING, Which, applies
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, room_of
 from gateway.features.reuse.store import ReuseStore
 
@@ -86,7 +86,7 @@ class OutcomeTrail(CallFeature):
 class Replays(OutcomeTrail):
     """Serves calls whose answer may be reused. One per process."""
 
-    __slots__ = ("_accounts", "_clock", "_equal", "_requested", "_store", "_trail", "layers", "single_flight")
+    __slots__ = ("_accounts", "_clock", "_requested", "_store", "_trail", "layers", "single_flight")
 
     options: frozenset[bytes] = frozenset((b"idempotency-key", b"cache-control"))
     absent_headers: tuple[tuple[bytes, bytes], ...] = (BYPASS,)
@@ -99,7 +99,6 @@ class Replays(OutcomeTrail):
         self._store = store
         self._trail = OutcomeTrail(note)
         self._requested = RequestedReplays(self, note)
-        self._equal = EqualCalls(self, note)
         self.layers = ReuseLayers(clock, store)
         self.single_flight = SingleFlight(clock, accounts)
 
@@ -123,7 +122,7 @@ class Replays(OutcomeTrail):
             if caching.exact.requests != "off" or caching.semantic is not None:
                 return self
             if caching.coalesce != "off":
-                return self._equal
+                return EqualCalls(self, self._note, caching.coalesce, facts.endpoint.name)
         # Another product that the call asks for may spare it its provider.
         return self._trail if asked else None
 
@@ -265,11 +264,14 @@ class Replays(OutcomeTrail):
 class RequestedReplays(OutcomeTrail):
     """`Replays` for calls that say by their headers what may be reused."""
 
-    __slots__ = ("_replays",)
+    __slots__ = ("_coalesce", "_endpoint", "_replays")
 
-    def __init__(self, replays: Replays, note: Callable[[Call], None]) -> None:
+    def __init__(self, replays: Replays, note: Callable[[Call], None], coalesce: Which, endpoint: str) -> None:
+        """`coalesce` and the name of the `endpoint` are those of the route: most calls of a gateway come by here."""
         super().__init__(note)
         self._replays = replays
+        self._coalesce: Which = coalesce
+        self._endpoint = endpoint
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Notes what the headers say. Raises InvalidRequest for an `Idempotency-Key` that is none."""
@@ -289,15 +291,18 @@ class RequestedReplays(OutcomeTrail):
 class EqualCalls(OutcomeTrail):
     """`Replays` on routes where nothing is stored: only equal calls that are under way at the same time share an answer."""
 
-    __slots__ = ("_replays",)
+    __slots__ = ("_coalesce", "_endpoint", "_replays")
 
-    def __init__(self, replays: Replays, note: Callable[[Call], None]) -> None:
+    def __init__(self, replays: Replays, note: Callable[[Call], None], coalesce: Which, endpoint: str) -> None:
+        """`coalesce` and the name of the `endpoint` are those of the route: most calls of a gateway come by here."""
         super().__init__(note)
         self._replays = replays
+        self._coalesce: Which = coalesce
+        self._endpoint = endpoint
 
     def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
         """Returns the reply to the call, which may be that to an equal one."""
         parsed = call.parsed
-        if parsed is None or not applies(CACHING.of(call.model).coalesce, call.endpoint.name, parsed):
+        if parsed is None or not applies(self._coalesce, self._endpoint, parsed):
             return next(call)
         return self._replays.serve(call, next)
