@@ -24,8 +24,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from starlette.routing import BaseRoute
 
-from gateway.admin.backups import KeptFile, backup_routes, forget_copies
-from gateway.admin.http import Gather, health_routes, metrics_route, state_routes
+from gateway.admin.http import (
+    Gather,
+    KeptFile,
+    backup_routes,
+    forget_copies,
+    health_routes,
+    metrics_route,
+    state_routes,
+)
 from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.queue import DelayQueue

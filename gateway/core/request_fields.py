@@ -158,7 +158,7 @@ OPTIONS = frozenset(
 )
 """The core's own headers by which a call may ask for something or say something of itself; products have others. A request
 without any is an ordinary one."""
-_LISTS = frozenset((b"cache-control",))
+_LISTS = frozenset((b"cache-control", b"prefer"))
 METADATA = b"metadata"
 """The field of a body that is looked at for products, as the option of a call that brings it."""
 

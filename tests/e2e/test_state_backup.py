@@ -96,7 +96,7 @@ async def test_a_disk_without_room_for_it_is_said(
     gateway = await start(lambda url: on_file(tmp_path / "state.db", url))
     taken = tmp_path / "state.db.aa.backup"
     taken.write_text("in the way")
-    monkeypatch.setattr("gateway.admin.backups.token_hex", lambda _: "aa")
+    monkeypatch.setattr("gateway.admin.http.token_hex", lambda _: "aa")
 
     code, _, errors = await run(capsys, str(tmp_path / "copy"), "--url", gateway.url, "--admin-key", ADMIN_KEY)
 

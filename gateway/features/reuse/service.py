@@ -264,14 +264,11 @@ class Replays(OutcomeTrail):
 class RequestedReplays(OutcomeTrail):
     """`Replays` for calls that say by their headers what may be reused."""
 
-    __slots__ = ("_coalesce", "_endpoint", "_replays")
+    __slots__ = ("_replays",)
 
-    def __init__(self, replays: Replays, note: Callable[[Call], None], coalesce: Which, endpoint: str) -> None:
-        """`coalesce` and the name of the `endpoint` are those of the route: most calls of a gateway come by here."""
+    def __init__(self, replays: Replays, note: Callable[[Call], None]) -> None:
         super().__init__(note)
         self._replays = replays
-        self._coalesce: Which = coalesce
-        self._endpoint = endpoint
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Notes what the headers say. Raises InvalidRequest for an `Idempotency-Key` that is none."""
