@@ -345,7 +345,7 @@ class Failover:
     def places(self, call: Call, attempt: Attempt) -> Sequence[Target]:
         """Returns the untried targets that the call may use now under its cost rules, while this attempt of it hangs; empty: it
         stays where it is."""
-        places = self._admission.planner.untried(call, self._clock.monotonic())
+        places = self._admission.planner.untried(call, attempt)
         if not places:
             return ()
         budgets = self._admission.retries.of(call)
@@ -622,7 +622,7 @@ class Suspects:
         if (call.stream and not call.deadline_is_callers) or len(call.model.plan) < 2:
             return False
         started_at = one.attempt.started_at
-        met = {one.attempt.target.name, *(attempt.target.name for attempt in call.attempts)}
+        met = {attempt.target.name for attempt in attempts_apart(call.attempts, one.attempt)}
         following = next((target for target in call.model.plan if target.name not in met), None)
         if following is None:
             return False

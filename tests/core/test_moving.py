@@ -88,6 +88,26 @@ def test_a_move_that_is_called_off_before_it_has_begun_has_ended() -> None:
     run(story)
 
 
+def test_a_call_that_is_served_elsewhere_shows_that_its_target_could_be_left() -> None:
+    """It has moved, and so could others: a silent target of which all calls have moved is put out of service."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(silence()), Provider(answers(5.0))], clock)
+        own = city.start(deadline=clock.now + SDK_S, deadline_is_callers=True)
+        await asyncio.sleep(0.01)
+        ((task, (_, attempt, call)),) = city.bench.watch._open.items()
+
+        moves_of(city).begin(call, attempt, task)
+        await asyncio.sleep(1.0)
+
+        assert [one.target.name for one in call.attempts] == ["p0/m", "p1/m"]
+        assert [one.name for one in moves_of(city).places(call, attempt)] == ["p1/m"]
+        await own
+        await city.settle()
+
+    run(story)
+
+
 @pytest.mark.parametrize(("count", "every_s"), [(60, 0.05), (200, 0.02), (100, 0.2)])
 def test_hedged_calls_of_which_many_are_late_at_once_are_served(count: int, every_s: float) -> None:
     """Most second attempts are denied elsewhere, or made at the silent target itself: that keeps nobody there."""

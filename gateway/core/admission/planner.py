@@ -28,7 +28,7 @@ from gateway.core.openai.usage import (
     lacks,
     needs_of,
 )
-from gateway.core.retry import Attempt, Plan
+from gateway.core.retry import Attempt, Plan, attempts_apart
 from gateway.core.snapshot import Target, upstream_model
 from gateway.core.types import LANES, ErrorClass, How, Skip, SkipReason
 
@@ -103,11 +103,13 @@ class Planner:
         closed = [one for one in (*waited_for.own, *waited_for.others) if one.name not in out]
         return waited_for if self._patience_s(call, closed) > 0 else usable
 
-    def untried(self, call: Call, now: float) -> Sequence[Target]:
-        """Returns where the call has not been and may go now, in its order; targets that are suspect are left out."""
+    def untried(self, call: Call, attempt: Attempt) -> Sequence[Target]:
+        """Returns where the call has not been up to this attempt and may go now, in its order; suspect targets are left out."""
         plan = self.plan(call)
         is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
-        met = {attempt.target.name for attempt in call.attempts if not attempt.is_refused or attempt.never_again}
+        # Those that run beside it do not count: a call that is served elsewhere could be.
+        tried = attempts_apart(call.attempts, attempt)
+        met = {one.target.name for one in tried if not one.is_refused or one.never_again}
         return [
             target
             for target in (plan.context if is_too_long else (*plan.own, *plan.others))
