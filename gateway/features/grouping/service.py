@@ -130,24 +130,32 @@ class Group:
         """
         first = self.members[0].call
         calls = [member.call for member in self.members]
-        self.call = replace(
-            first,
-            body=joined_body([member.input for member in self.members]),
+        self.call = Call(
+            # What all of them have in common.
+            id=first.id,
+            endpoint=first.endpoint,
+            policy=first.policy,
+            key=first.key,
+            model=first.model,
+            model_name=first.model_name,
+            stream=first.stream,
+            stream_options=first.stream_options,
+            model_span=first.model_span,
             headers=shared_headers(first.headers),
+            credential=first.credential,
+            lane=first.lane,
+            method=first.method,
+            path=first.path,
+            query=first.query,
+            tenant=first.tenant,
+            # What they are together.
+            body=joined_body([member.input for member in self.members]),
             received_at=min(call.received_at for call in calls),
             deadline=max(call.deadline for call in calls),
             deadline_is_callers=False,
             seq=min(call.seq for call in calls),
             estimate=self.tokens,
-            parsed=None,
-            comment=None,
-            task=None,
-            server=None,
-            attempts=[],
-            key_cost=None,
-            reserved=None,
-            has_fallback_answer=False,
-            slots=None,
+            earlier_tries=first.earlier_tries,
         )
         for call in calls:
             GROUP.put(call, GroupedCall(self.call, len(calls)))
