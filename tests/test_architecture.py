@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": set(),
     "products": {"admin", "cli", "core", "dialects", "drivers", "features", "fleet", "routes", "workers"},
     "routes": {"core", "dialects", "products"},
-    "sections": {"credentials", "dialects", "features", "products"},
+    "sections": {"core"},
     "settings": set(),
     "workers": {"app", "core", "process", "products", "settings"},
     "__init__": set(),

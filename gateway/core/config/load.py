@@ -96,7 +96,9 @@ def load_snapshot(
     policies = _read_policies(document, config, environ, sections)
     server = server_section(document, config, host)
     state, shared = state_section(document, config)
-    reading = ConfigReading(document, config, environ, policies.folders, dict(policies.settings), state, shared)
+    reading = ConfigReading(
+        document, config, environ, sections, policies.folders, dict(policies.settings), state, shared
+    )
     groups, kinds = provider_section(reading, sections, languages.listing)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     reading.providers = providers

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path as FilePath
-from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Field, create_model
 
+from gateway.core.config.fields import problem_of
 from gateway.core.config.schema import ConfigFile, Entry, EntryT, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
-from gateway.core.config.source import Document, Path, Problem
+from gateway.core.config.source import Document, Path, Problem, quoted
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider, Setting
 from gateway.core.types import SharedState
 
@@ -66,6 +67,7 @@ class ConfigReading:
     document: Document
     config: ConfigFile
     environ: Mapping[str, str]
+    sections: Sections
     folders: Mapping[SectionSpec, tuple[Document, ...]]
     """The files of folders in the policy folder, by the section that has read them."""
     settings: dict[Setting[Any], Any]
@@ -100,11 +102,11 @@ class SectionSpec:
     A product overrides those that it needs; the others do nothing.
     """
 
-    policy_files: ClassVar[Sequence[str]] = ()
+    policy_files: Sequence[str] = ()
     """The names of its files in the policy folder."""
-    file_fields: ClassVar[Sequence[EntryField[Any]]] = ()
-    key_fields: ClassVar[Sequence[EntryField[Any]]] = ()
-    model_fields: ClassVar[Sequence[EntryField[Any]]] = ()
+    file_fields: Sequence[EntryField[Any]] = ()
+    key_fields: Sequence[EntryField[Any]] = ()
+    model_fields: Sequence[EntryField[Any]] = ()
 
     def list_files(self, folder: FilePath) -> Iterable[FilePath]:
         """Returns its files in folders of a policy folder, whose changes are changes of the config. Raises OSError."""
@@ -150,6 +152,10 @@ class SectionSpec:
     def read_sections(self, reading: ConfigReading) -> None:
         """Reads its sections of the file."""
 
+    def answer_parts(self, model: Model) -> Iterable[str]:
+        """Returns what makes a model's answers others than those that were stored before its settings were these."""
+        return ()
+
     def finish_model(self, reading: ConfigReading, entry: ModelEntry, model: Model) -> Settings:
         """Returns more settings of a model of a sound config, whose targets are built."""
         return {}
@@ -189,6 +195,36 @@ class SectionSpec:
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the model as `/admin/config` shows it, with this product's part."""
         return shown
+
+
+class NotInstalled(SectionSpec):
+    """Stands for a product that is not there: a config that names one of its fields or files is refused."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        file: Sequence[str] = (),
+        key: Sequence[str] = (),
+        model: Sequence[str] = (),
+        policies: Sequence[str] = (),
+    ) -> None:
+        """The others are the fields that it would have of the file, of a key and a model, and its policy files."""
+        self._problem = f"{quoted(name)} is not installed"
+        self.file_fields, self.key_fields, self.model_fields = (
+            [EntryField(field, Annotated[Any, BeforeValidator(self._refuse)], None, after="") for field in fields]
+            for fields in (file, key, model)
+        )
+        self.policy_files = policies
+
+    def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
+        for name in self.policy_files:
+            if name in documents:
+                documents[name].complain((), self._problem)
+        return {}
+
+    def _refuse(self, value: object) -> object:
+        raise problem_of(self._problem)
 
 
 def placed_after(before: Sequence[str], shown: Mapping[str, Any], **more: Any) -> dict[str, Any]:

@@ -58,6 +58,10 @@ class OutputSection(SectionSpec):
             return {}
         return {OUTPUT: read_output(reading, name)}
 
+    def answer_parts(self, model: Model) -> list[str]:
+        rule = OUTPUT.of(model)
+        return [] if rule is None else [rule.digest.hex()]
+
     def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterator[str]:
         return output_notices(reading.built.values())
 

@@ -40,7 +40,6 @@ from gateway.core.config.schema import Entry, ModelEntry, check, check_part, che
 from gateway.core.config.source import Document, Path, did_you_mean, quoted
 from gateway.core.snapshot import Model, PolicySnapshot, Provider, Setting, Target, with_settings
 from gateway.core.types import THINKING, StoreBounds
-from gateway.features.output.rules import OUTPUT, OutputRule
 from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
@@ -156,7 +155,8 @@ class CacheSection(SectionSpec):
     def finish_model(self, reading: ConfigReading, entry: ModelEntry, model: Model) -> Settings:
         caching = CACHE_SETS.of(reading).sets[self.of_model.of(entry)]
         places = _places((*model.plan, *model.context_plan), reading.providers)
-        return {CACHING: with_routes(caching, places, OUTPUT.of(model))}
+        others = [part for section in reading.sections for part in section.answer_parts(model)]
+        return {CACHING: with_routes(caching, places, others)}
 
     def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
         bounds = store_bounds(reading.built.values(), CACHE_SETS.of(reading).record_bytes)
@@ -294,13 +294,12 @@ def _check_model(
 # --- what models and the store get ---
 
 
-def with_routes(caching: Caching, places: Iterable[tuple[str, ...]], rule: OutputRule | None = None) -> Caching:
+def with_routes(caching: Caching, places: Iterable[tuple[str, ...]], others: Iterable[str] = ()) -> Caching:
     """Returns the set for a model whose calls may go to these places (provider, address, model, edits), with its version.
 
-    The rule that its answers keep is part of that: an answer that was good enough for another rule is not given again.
+    What `others` say of its answers is part of that: one that was good enough for another rule is not given again.
     """
-    parts = [caching.version, *(part for place in dict.fromkeys(places) for part in place)]
-    parts += [] if rule is None else [rule.digest.hex()]
+    parts = [caching.version, *(part for place in dict.fromkeys(places) for part in place), *others]
     total = sha256()
     for part in (part.encode("utf-8", "surrogatepass") for part in parts):
         total.update(b"%d:%b" % (len(part), part))

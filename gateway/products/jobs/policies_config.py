@@ -34,6 +34,7 @@ from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.types import LANES, ErrorClass
 from gateway.products.jobs.rules import (
     DEGRADING,
+    WEBHOOK_SEGMENT,
     BatchRules,
     DeadLetterRules,
     DeadLines,
@@ -45,7 +46,6 @@ from gateway.products.jobs.rules import (
     RunAs,
     SegmentRules,
 )
-from gateway.products.jobs.webhooks.rules import SEGMENT
 from gateway.products.responses.rules import StoreMode
 
 _BUILT_IN: Final = JobRules()
@@ -212,8 +212,8 @@ def _segments(document: Document | None, name: str, entry: JobsSet) -> tuple[Seg
         return tuple(_BUILT_IN.segments)
     found = {one: check_part(SegmentEntry, document, (name, "segments", one)) for one in entry.segments}
     for one in found:
-        if one.startswith(SEGMENT):
-            document.complain((name, "segments", one), f"names that begin with {SEGMENT} are those of webhooks")
+        if one.startswith(WEBHOOK_SEGMENT):
+            document.complain((name, "segments", one), f"names that begin with {WEBHOOK_SEGMENT} are those of webhooks")
     last = list(found)[-1]
     if found[last].below_usd is not None:
         document.complain(

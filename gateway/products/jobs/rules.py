@@ -237,3 +237,9 @@ JOB_RULES: Final[Setting[JobRules]] = Setting("jobs of a model", JobRules())
 """How the jobs of a model are tried."""
 ACCEPTS_202: Final[Setting[bool]] = Setting("accepts_202", False)
 """The callers of a key take a job for an answer, where their call would be refused and its rules have that."""
+
+
+WEBHOOK_SEGMENT: Final = "webhooks:"
+"""The deliveries to an endpoint are a segment of jobs of their own, so that a slow endpoint delays only itself: this, and its
+name.
+"""

@@ -14,19 +14,14 @@ import orjson
 
 from gateway.core.snapshot import Setting
 from gateway.products.jobs.model import Job, JobKind, JobState, NewJob, derived_event_ids, derived_redelivery_id
+from gateway.products.jobs.rules import WEBHOOK_SEGMENT
 from gateway.products.responses.rules import STATUS
-
-SEGMENT: Final = "webhooks:"
-"""The deliveries to an endpoint are a segment of jobs of their own, so that a slow endpoint delays only itself: this, and its
-name.
-"""
-
 
 REQUESTED: Final = "(requests)"
 """Stands for all URLs that requests name, where endpoints of the config have their names: in metrics, and as one segment,
 for there may be any number of such URLs. No endpoint of the config has this name.
 """
-REQUESTED_SEGMENT: Final = f"{SEGMENT}{REQUESTED}"
+REQUESTED_SEGMENT: Final = f"{WEBHOOK_SEGMENT}{REQUESTED}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ class WebhookRules:
     @property
     def segment(self) -> str:
         """Returns the segment of its deliveries."""
-        return f"{SEGMENT}{self.name}"
+        return f"{WEBHOOK_SEGMENT}{self.name}"
 
     def hears(self, event: str, tenant: str) -> bool:
         """Returns whether an event is delivered to it, about a tenant's job; a tenant includes those below it (`acme/x`)."""

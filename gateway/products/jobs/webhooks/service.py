@@ -20,7 +20,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.limits.headers import parse_retry_after
 from gateway.core.snapshot import Key
 from gateway.products.jobs.model import Job, JobEnd, JobError, JobState
-from gateway.products.jobs.rules import JobRules, SegmentRules
+from gateway.products.jobs.rules import WEBHOOK_SEGMENT, JobRules, SegmentRules
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.webhooks.outward import FetchRefused, NotPublic, Outward, Unreachable, read_public_url
 from gateway.products.jobs.webhooks.rules import (
@@ -34,7 +34,6 @@ from gateway.products.jobs.webhooks.rules import (
     REQUESTED,
     REQUESTED_SEGMENT,
     REQUESTS_IN_FLIGHT,
-    SEGMENT,
     TENANT,
     TENANT_IN_FLIGHT,
     TIMEOUT_S,
@@ -380,7 +379,7 @@ def delivery_segments(endpoints: Endpoints, requested: RequestedUrls, store: Job
     not even looked at."""
     known = [*endpoints.segments(), *requested.segments()]
     names = {one.name for one in known}
-    gone = {segment for segment, _, _ in store.depth() if segment.startswith(SEGMENT)} - names
+    gone = {segment for segment, _, _ in store.depth() if segment.startswith(WEBHOOK_SEGMENT)} - names
     return [*known, *(SegmentRules(segment, concurrency=0) for segment in sorted(gone))]
 
 
