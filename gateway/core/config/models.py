@@ -543,10 +543,12 @@ def _model(
         prefers_native=entry.prefer_native,
         remembers_thinking=entry.remember_thinking,
         include_usage=policies.admission[entry.admission].include_usage,
+        settings=route.settings,
     )
-    model = with_settings(model, route.settings)
+    settings: dict[Setting[Any], Any] = {}
     for section in sections:
-        model = with_settings(model, section.finish_model(reading, entry, model))
+        settings.update(section.finish_model(reading, entry, model))
+    model = with_settings(model, settings)
     return bind_credentials(model, groups)
 
 

@@ -97,7 +97,7 @@ class ConfigReading:
 
 
 class SectionSpec:
-    """What one product reads of a config. The methods are called in the order in which they stand here.
+    """What one product reads of a config: names that are its own, then methods, called in the order in which they stand here.
 
     A product overrides those that it needs; the others do nothing.
     """
@@ -107,6 +107,10 @@ class SectionSpec:
     file_fields: Sequence[EntryField[Any]] = ()
     key_fields: Sequence[EntryField[Any]] = ()
     model_fields: Sequence[EntryField[Any]] = ()
+    reads_credentials: ClassVar[bool] = False
+    """It reads `auth` of providers."""
+    provider_secrets: ClassVar[Sequence[Path]] = ()
+    """The fields of a provider that may hold a secret."""
 
     def list_files(self, folder: FilePath) -> Iterable[FilePath]:
         """Returns its files in folders of a policy folder, whose changes are changes of the config. Raises OSError."""
@@ -116,17 +120,13 @@ class SectionSpec:
         """Reads its files in folders of a policy folder. Raises OSError."""
         return ()
 
-    reads_credentials: ClassVar[bool] = False
-    """It reads `auth` of providers."""
-    provider_secrets: ClassVar[Sequence[Path]] = ()
-    """The fields of a provider that may hold a secret."""
-
     def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
         """Returns what its policy files say of all the config; relative paths in them start at the folder `beside`."""
         return {}
 
     def read_credential(self, reading: ConfigReading, name: str, entry: ProviderEntry) -> Hashable | None:
         """Returns the credential that a provider is called with in place of a key, by its `auth`; notes its problems."""
+        return None
 
     def read_key(self, reading: ConfigReading, path: Path, entry: KeyEntry) -> Settings:
         """Returns the settings of the key at this path, and notes the problems of its entry."""
