@@ -348,7 +348,7 @@ class Failover:
         places = self._admission.planner.untried(call, attempt)
         if not places:
             return ()
-        budgets = self._admission.retries.of(call)
+        budgets = self._admission.retries.of(call, attempt)
         made = [one for one in attempts_apart(call.attempts, attempt) if not one.is_refused]
         if len(made) >= budgets.attempts():
             return ()

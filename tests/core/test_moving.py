@@ -89,10 +89,14 @@ def test_a_move_that_is_called_off_before_it_has_begun_has_ended() -> None:
 
 
 def test_a_call_that_is_served_elsewhere_shows_that_its_target_could_be_left() -> None:
-    """It has moved, and so could others: a silent target of which all calls have moved is put out of service."""
+    """It has moved, and so could others, for its money, too: a target of which all calls have moved is put out of service."""
 
     async def story(clock: LoopClock) -> None:
-        city = City([Provider(silence()), Provider(answers(5.0))], clock)
+        bench = City([Provider(silence()), Provider(silence())], clock).bench
+        usd = bench.admission.costs.usd(bench.call(), bench.policy.models["m"].targets[0])
+        assert usd
+        retries = Retries(max_usd_per_call=2.5 * usd)  # for two attempts, of which the second has been made
+        city = City([Provider(silence()), Provider(answers(5.0))], clock, retries=retries)
         own = city.start(deadline=clock.now + SDK_S, deadline_is_callers=True)
         await asyncio.sleep(0.01)
         ((task, (_, attempt, call)),) = city.bench.watch._open.items()

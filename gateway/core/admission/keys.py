@@ -25,7 +25,7 @@ from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits, LimitSet
 from gateway.core.limits.reservation import Reservation, ready_at
 from gateway.core.ports import LimitSource, SharedSum
-from gateway.core.retry import Attempt
+from gateway.core.retry import Attempt, attempts_apart
 from gateway.core.retry_budgets import Price, Reserved, Retry, Spending, allows_spending, attempts_by_cost, fits_budget
 from gateway.core.snapshot import Key, PolicySnapshot, Target
 from gateway.core.types import LANES, ErrorClass, Phase, Usage
@@ -411,17 +411,22 @@ class RetryBudgets:
         self._keys = keys
         self._costs = costs
 
-    def of(self, call: Call) -> CallBudgets:
+    def of(self, call: Call, attempt: Attempt | None = None) -> CallBudgets:
         """Returns what the call's retries may take, where another attempt costs what one at its first target usually does; of a
-        key's budget it reserves what it may cost at the dearest."""
+        key's budget it reserves what it may cost at the dearest.
+
+        With `attempt` those that run beside it do not count.
+        """
         key = call.key
         lines = {one.name: self._gates.line(one, call) for one in (*call.model.plan, *call.model.context_plan)}
         attempt_usd = reserved_usd = self._costs.usd(call, call.model.plan[0])
         if key.budget_usd_per_day is not None and not key.allow_overspend:
             reserved_usd = max(attempt_usd or 0.0, self._costs.price(call, key.budget_usd_per_day).most)
-        running = [one for one in call.attempts if one.ended_at is None and one.cost_usd is None]
-        running_usd = sum([self._costs.usd(call, one.target) or 0.0 for one in running])
-        return CallBudgets(call, attempt_usd, reserved_usd, running_usd, lines, self._keys, self._clock.monotonic())
+        made = call.attempts if attempt is None else attempts_apart(call.attempts, attempt)
+        running = [one for one in made if one.ended_at is None and one.cost_usd is None]
+        spent_usd = sum([one.cost_usd or 0.0 for one in made])
+        spent_usd += sum([self._costs.usd(call, one.target) or 0.0 for one in running])
+        return CallBudgets(call, attempt_usd, reserved_usd, spent_usd, lines, self._keys, self._clock.monotonic())
 
     def book(self, call: Call, failed: Attempt, target: Target) -> Retry | None:
         """Takes what a retry at the target costs its retry budgets after this failure; None: it costs nothing there."""
@@ -443,22 +448,22 @@ class RetryBudgets:
 class CallBudgets:
     """What the retries of one call may take. Implements `retry.Budgets`."""
 
-    __slots__ = ("_attempt_usd", "_call", "_keys", "_lines", "_now", "_reserved_usd", "_retries", "_running_usd")
+    __slots__ = ("_attempt_usd", "_call", "_keys", "_lines", "_now", "_reserved_usd", "_retries", "_spent_usd")
 
     def __init__(
         self,
         call: Call,
         attempt_usd: float | None,
         reserved_usd: float | None,
-        running_usd: float,
+        spent_usd: float,
         lines: dict[str, WaitingLine],
         keys: KeyBudgets,
         now: float,
     ) -> None:
         """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `reserved_usd` what is reserved for it
-        of the key's budget, `running_usd` what those that still run are estimated to cost, `lines` are by target name.
+        of the key's budget, `spent_usd` what its attempts have cost, as estimated while they run, `lines` are by target name.
         """
-        self._running_usd = running_usd
+        self._spent_usd = spent_usd
         self._reserved_usd = reserved_usd
         self._now = now
         self._call = call
@@ -501,11 +506,10 @@ class CallBudgets:
     def denies_money(self) -> str | None:
         """Returns `money` or `key_budget` when another attempt would cost too much, else None."""
         usd, most = self._attempt_usd, self._retries.max_usd_per_call
-        spent = self._running_usd + sum([attempt.cost_usd or 0.0 for attempt in self._call.attempts])
-        if usd is not None and most is not None and spent + usd > most:
+        if usd is not None and most is not None and self._spent_usd + usd > most:
             return "money"
         reserved = self._reserved_usd
-        return None if reserved is None or self._keys.allows(self._call, spent + reserved) else "key_budget"
+        return None if reserved is None or self._keys.allows(self._call, self._spent_usd + reserved) else "key_budget"
 
     def attempts(self) -> int:
         """Returns how many attempts the call may make, by what one costs."""
