@@ -362,8 +362,8 @@ class CallProduct(Protocol):
     absent_headers: tuple[tuple[bytes, bytes], ...]
     """The headers of the answers to calls for which it has no feature."""
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
-        """Returns its feature for calls of this route that bring the headers `asked`; None: it does nothing for them."""
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+        """Returns its feature for calls of this route that bring the headers `requested`; None: it does nothing for them."""
         ...
 
 
@@ -404,14 +404,14 @@ def compile_hooks(
 
 
 def features_of(
-    products: Iterable[CallProduct], facts: RouteFacts, asked: frozenset[bytes]
+    products: Iterable[CallProduct], facts: RouteFacts, requested: frozenset[bytes]
 ) -> tuple[list[CallFeature], tuple[tuple[bytes, bytes], ...]]:
     """Returns the features that the products, the outermost first, have for a route and the options that a call asks for; and
     the headers of those that have none."""
     features: list[CallFeature] = []
     absent_headers: Headers = []
     for product in products:
-        feature = product.for_route(facts, asked)
+        feature = product.for_route(facts, requested)
         if feature is None:
             absent_headers += product.absent_headers
         else:

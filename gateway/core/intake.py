@@ -659,11 +659,11 @@ class Intake:
         call.hooks = hooks = plan.hooks
         asks_by_metadata = peeked.metadata is not None
         if served.has_options or asks_by_metadata:
-            asked = self._pipeline.options.intersection(index)
+            requested = self._pipeline.options.intersection(index)
             if asks_by_metadata:
-                asked |= {METADATA}
-            if asked:
-                call.hooks = hooks = self._hooks_for(plan, asked)
+                requested |= {METADATA}
+            if requested:
+                call.hooks = hooks = self._hooks_for(plan, requested)
         if served.has_options and b"x-gateway-strict" in index:
             call.model = request_fields.strictly(call.model, index)
         if hooks is not None:
@@ -714,11 +714,11 @@ class Intake:
             return inf
         return self.patience.of(client_of(key.name, index.get(_USER_AGENT, b"")), now)
 
-    def _hooks_for(self, plan: RoutePlan, asked: frozenset[bytes]) -> Hooks:
+    def _hooks_for(self, plan: RoutePlan, requested: frozenset[bytes]) -> Hooks:
         """Returns the hooks of calls along this route that ask for these options; compiled once."""
-        hooks = plan.variants.get(asked)
+        hooks = plan.variants.get(requested)
         if hooks is None:
-            hooks = plan.variants[asked] = self._pipeline.hooks_of(plan.facts, asked)
+            hooks = plan.variants[requested] = self._pipeline.hooks_of(plan.facts, requested)
         return hooks
 
     def _find_plan(self, served: ServedRequest, plans: RoutePlans, name: str) -> RoutePlan:

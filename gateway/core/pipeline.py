@@ -105,9 +105,9 @@ class Pipeline:
         self.products = products
         self.options = frozenset().union(*(product.options for product in products))
 
-    def hooks_of(self, facts: RouteFacts, asked: frozenset[bytes]) -> Hooks:
-        """Returns the hooks for calls of this route that bring the headers `asked`."""
-        features, absent_headers = features_of(self.products, facts, asked)
+    def hooks_of(self, facts: RouteFacts, requested: frozenset[bytes]) -> Hooks:
+        """Returns the hooks for calls of this route that bring the headers `requested`."""
+        features, absent_headers = features_of(self.products, facts, requested)
         return compile_hooks(features, self.answer, self.attempts.open, absent_headers)
 
     async def handle(self, call: Call) -> Reply:

@@ -47,7 +47,7 @@ class TokenCounts(CallFeature):
         self._returned_by_many = response_headers(limits=False)
         self._watch = AttemptDeadlines()  # nobody sweeps it: WAIT_S is all that these attempts have
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for the endpoints that ask for a count."""
         return self if facts.endpoint.counts_tokens else None
 

@@ -13,7 +13,7 @@ class MessageIds(CallFeature):
 
     options: frozenset[bytes] = frozenset()
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for endpoints of Messages."""
         return None if facts.endpoint.shape.request_id_header is None else self
 

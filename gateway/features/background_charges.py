@@ -57,7 +57,7 @@ class Deferred(CallFeature):
         self._admission = admission
         self._charges: dict[str, Charge] = {}  # by the response's id, the oldest first
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that make responses, or may ask for one."""
         return self if facts.endpoint.request == "any" or facts.endpoint.may_end_later else None
 

@@ -48,9 +48,9 @@ class RepeatedCalls(CallFeature):
         self._buckets: list[dict[int, Entered]] = [{} for _ in range(BUCKETS_BY_LENGTH)]
         self._ends: dict[int, asyncio.Future[Ended]] = {}  # of those that are followed; these are in no bucket
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for the calls of SDKs that count their retries."""
-        return None if asked.isdisjoint(self.options) else self
+        return None if requested.isdisjoint(self.options) else self
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Notes how often the SDK has sent the call before; what makes no sense says nothing."""

@@ -54,7 +54,7 @@ class Absent(CallFeature):
     options: frozenset[bytes] = frozenset()
     absent_headers: tuple[tuple[bytes, bytes], ...] = ((b"x-gateway-absent", b"yes"),)
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         return self if facts.has_own_credential else None
 
 

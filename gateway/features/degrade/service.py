@@ -53,7 +53,7 @@ class SlowModels(CallFeature):
         self._seen: dict[str, tuple[float, bool]] = {}
         """By model, when to look again, and whether it is slow; as many as the config has."""
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for the calls of models that have rules."""
         return None if DEGRADE.of(facts.model) is None else self
 

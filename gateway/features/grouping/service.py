@@ -221,7 +221,7 @@ class Groups(CallFeature):
         """Groups that have not been sent, by what their calls have in common."""
         self._running: set[asyncio.Task[None]] = set()
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls of models that are grouped, and for those whose makers may have set rules."""
         is_grouped = GROUPING.of(facts.model) is not None or facts.is_internal
         return self if is_grouped and facts.endpoint.name in RESULTS else None

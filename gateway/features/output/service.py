@@ -166,7 +166,7 @@ class Outputs(CallFeature):
         self._schemas = Schemas()
         self._repairs = Repairs(clock, admission, attempts.open)
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls whose model has a rule, and for those whose makers may have set one."""
         is_ruled = OUTPUT.of(facts.model) is not None or facts.is_internal
         return self if is_ruled and facts.endpoint.name in CHECKED else None

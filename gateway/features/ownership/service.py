@@ -322,7 +322,7 @@ class Ownership(CallFeature):
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where tenants share a provider's account."""
         return None if OBJECTS.of(facts.policy) is None else self
 

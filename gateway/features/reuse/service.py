@@ -113,10 +113,10 @@ class Replays(OutcomeTrail):
             self._accounts.settle(call, reply.status, "ok")
         return reply
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where the cache rules of the model, or the call, have answers reused."""
         if facts.endpoint.request != "any":
-            if not asked.isdisjoint(self.options):
+            if not requested.isdisjoint(self.options):
                 return self._requested
             caching = CACHING.of(facts.model)
             if caching.exact.requests != "off" or caching.semantic is not None:
@@ -124,7 +124,7 @@ class Replays(OutcomeTrail):
             if caching.coalesce != "off":
                 return EqualCalls(self, self._note, caching.coalesce, facts.endpoint.name)
         # Another product that the call asks for may spare it its provider.
-        return self._trail if asked else None
+        return self._trail if requested else None
 
     def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
         """Returns the reply to the call, from its provider or not."""

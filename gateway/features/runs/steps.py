@@ -89,9 +89,9 @@ class StepCalls(CallFeature):
         self._running: set[asyncio.Task[None]] = set()
         self.kept = StepStore(clock)
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that name a step."""
-        return None if asked.isdisjoint(self.options) else self
+        return None if requested.isdisjoint(self.options) else self
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Notes which step of its run the call is. Raises InvalidRequest, or JobsOff where no steps are remembered."""

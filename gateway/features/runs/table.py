@@ -459,9 +459,9 @@ class RunBudget(CallFeature):
 
     options: frozenset[bytes] = HEADERS | {METADATA, BAGGAGE}
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that may be parts of a run."""
-        return self if KEY_WORKFLOW.of(facts.key) or not asked.isdisjoint(self.options) else None
+        return self if KEY_WORKFLOW.of(facts.key) or not requested.isdisjoint(self.options) else None
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Notes of which run the call is a part, where it says so. Raises InvalidRequest."""

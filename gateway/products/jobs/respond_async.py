@@ -56,12 +56,12 @@ class AsyncAnswers(CallFeature):
         self._meter = meter
         self._clock = clock
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that ask for a job, or whose callers take one for an answer; not where it is answered at
         once, or says a part of itself in its path."""
         if facts.endpoint.is_no_job:
             return None
-        return self if ACCEPTS_202.of(facts.key) or PREFER in asked else None
+        return self if ACCEPTS_202.of(facts.key) or PREFER in requested else None
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Reads whether the client takes a job for an answer."""
@@ -72,11 +72,11 @@ class AsyncAnswers(CallFeature):
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to a call that is a job, or has become one; else that of `next`."""
-        asked = ASYNC_REQUEST.find(call)
-        if asked is not None:
+        job_request = ASYNC_REQUEST.find(call)
+        if job_request is not None:
             self._accounts.withdraw(call)  # its job makes the calls
             call.comment = None  # its answer has a status of its own
-            return await self._respond(call, asked.headers, asked.wait_s)
+            return await self._respond(call, job_request.headers, job_request.wait_s)
         if SENT_KEY.find(call) is not None and (repeated := await self._repeated(call)) is not None:
             self._accounts.withdraw(call)
             return repeated

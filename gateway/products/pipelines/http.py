@@ -60,7 +60,7 @@ class PipelineAnswers(CallFeature):
         self._accounts = accounts
         self._clock = clock
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for models that are pipelines. Raises JobsUnavailable where there are no jobs."""
         if PIPELINE not in facts.model.settings:
             return None
@@ -79,11 +79,11 @@ class PipelineAnswers(CallFeature):
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the answer of the run, or where it will be."""
-        asked = RUN_REQUEST.find(call)
-        if asked is None or self._jobs is None:
+        job_request = RUN_REQUEST.find(call)
+        if job_request is None or self._jobs is None:
             return await next(call)
         self._accounts.withdraw(call)  # its steps are the calls
-        return await self._respond(self._jobs, call, asked.headers, asked.wait_s)
+        return await self._respond(self._jobs, call, job_request.headers, job_request.wait_s)
 
     async def _respond(self, jobs: JobService, call: Call, index: Mapping[bytes, bytes], wait_s: float) -> Reply:
         """Begins a run and answers within `wait_s`, or until the call's deadline with NO_PREFERENCE.

@@ -63,7 +63,7 @@ class ResponseEndpoint(CallFeature):
         self._foreground = foreground
         self.readers = readers
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where responses are kept, or are not to be."""
         return None if keeping_of(facts.policy, facts.key, facts.model, facts.endpoint) is None else self
 

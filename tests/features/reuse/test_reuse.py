@@ -564,12 +564,12 @@ async def test_an_answer_larger_than_an_entry_may_be_is_not_kept() -> None:
     "asked", [frozenset[bytes](), frozenset((b"idempotency-key",)), frozenset((b"x-gateway-step",))]
 )
 @pytest.mark.parametrize("caching", [Caching(coalesce="off"), Caching(), EXACT])
-async def test_a_provider_s_own_answer_says_once_that_it_is_one(caching: Caching, asked: frozenset[bytes]) -> None:
+async def test_a_provider_s_own_answer_says_once_that_it_is_one(caching: Caching, requested: frozenset[bytes]) -> None:
     """Whether or not something could be reused along its route."""
     bench = Bench([ScriptedUpstream(whole())], caching=caching)
     call = bench.call()
     facts = RouteFacts(call.policy, call.key, call.model, call.endpoint, has_own_credential=False)
-    call.hooks = bench.pipeline.hooks_of(facts, asked)
+    call.hooks = bench.pipeline.hooks_of(facts, requested)
     reply = await bench.pipeline.handle(call)
 
     assert [value for name, value in reply.headers if name == b"x-gateway-cache"] == [b"bypass"]

@@ -44,7 +44,7 @@ class Cutting(CallFeature):
     def __init__(self, cuts: Iterable[int]) -> None:
         self.cuts = cuts
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature:
         return self
 
     def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:
