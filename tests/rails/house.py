@@ -1,4 +1,4 @@
-"""Figures of the code's structure, from its syntax trees: what the core imports, who writes a call's fields, lone importers."""
+"""Figures of the code's structure, from its syntax trees: who writes a call's fields, lone importers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,9 @@ OTHER_CALLS = ("gateway.emulator", "gateway.dialects")
 def measure() -> dict[str, Any]:
     """Return the figures; each is better the smaller it is."""
     return {
-        "core imports": core_imports(),
         "call fields": call_fields(),
         "modules with one importer": sum(len(users) == 1 for users in importers().values()),
     }
-
-
-def core_imports() -> dict[str, list[str]]:
-    """Return, by module of the core, what it imports of the rest of the gateway, for typing included."""
-    found = {}
-    for module in sorted(MODULES):
-        if module.startswith("gateway.core."):
-            names = {name for name in all_imports_of(module) if name.split(".")[0] == "gateway"}
-            beside = sorted(name for name in names if not _is_free(name))
-            if beside:
-                found[module] = beside
-    return found
 
 
 def call_fields() -> dict[str, list[str]]:
@@ -63,8 +50,3 @@ def _is_call(node: ast.expr) -> bool:
     """Whether an expression is named as calls are: `call`, `shared.call`, `original`."""
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return name in ("call", "original", "leader", "copy")
-
-
-def _is_free(name: str) -> bool:
-    """Whether it is the core's own, or the version."""
-    return name in ("gateway", "gateway.core") or name.startswith("gateway.core.")

@@ -44,14 +44,6 @@ def walked() -> Any:
     return json.loads(ended.stdout)
 
 
-def test_the_core_imports_nothing_more_of_features_and_products(recorded: Any) -> None:
-    """The core serves a call; what it imports of others is to go, pair by pair."""
-    old, now = _pairs(recorded["house"]["core imports"]), _pairs(house.core_imports())
-
-    assert now - old == set(), "the core imports what it did not: put a seam between them (docs/design.md)"
-    assert old - now == set(), RENEW
-
-
 def test_fields_of_a_call_have_no_more_writers(recorded: Any) -> None:
     """A field that several modules write belongs to nobody; a product keeps its state beside the call."""
     old, now = recorded["house"]["call fields"], house.call_fields()
