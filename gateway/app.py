@@ -61,8 +61,6 @@ from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
 from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
 from gateway.emulator import Emulators
-from gateway.features.degrade.service import DegradeMetrics
-from gateway.features.grouping.service import GroupMetrics
 from gateway.features.output.service import OutputMetrics
 from gateway.features.ownership.http import object_routes
 from gateway.features.ownership.service import ObjectMetrics
@@ -76,6 +74,7 @@ from gateway.features.semantic.embedders import Embedders, open_local, open_sema
 from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
+from gateway.installed import is_installed
 from gateway.process import container_bytes
 from gateway.products.batches.native.providers import HttpProviderBatches
 from gateway.products.jobs.admin import job_admin_routes
@@ -112,6 +111,12 @@ from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS
 from gateway.settings import Settings
 
+# One that is not here is left out.
+if is_installed("gateway.features.degrade"):
+    from gateway.features.degrade.service import DegradeMetrics
+if is_installed("gateway.features.grouping"):
+    from gateway.features.grouping.service import GroupMetrics
+
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
@@ -140,9 +145,9 @@ class ProductMeters:
         self.thinking = ThinkingMetrics()
         self.jobs = JobMeter(telemetry.metrics)
         self.outputs = OutputMetrics()
-        self.groups = GroupMetrics()
+        self.groups = GroupMetrics() if is_installed("gateway.features.grouping") else None
         self.runs = RunCounter()
-        self.degrade = DegradeMetrics()
+        self.degrade = DegradeMetrics() if is_installed("gateway.features.degrade") else None
         self.state = SharedStoreMetrics()
         telemetry.register(self.caches, self.caches.count)
         telemetry.register(self.realtime)
@@ -151,10 +156,12 @@ class ProductMeters:
         telemetry.register(self.thinking)
         telemetry.register(self.jobs)
         telemetry.register(self.outputs)
-        telemetry.register(self.groups)
+        if self.groups is not None:
+            telemetry.register(self.groups)
         telemetry.register(self.jobs.work)
         telemetry.register(self.runs, self.runs.count)
-        telemetry.register(self.degrade)
+        if self.degrade is not None:
+            telemetry.register(self.degrade)
         telemetry.register(self.state)
 
 

@@ -12,28 +12,37 @@ from dataclasses import dataclass
 from gateway.core.call import CallProduct
 from gateway.core.clock import Clock
 from gateway.core.pipeline import Pipeline
-from gateway.dialects.count_tokens import TokenCounts
-from gateway.dialects.message_ids import MessageIds
 from gateway.drivers.opening import Store
-from gateway.features.background_charges import Deferred
-from gateway.features.degrade.service import DegradeMetrics, SlowModels
-from gateway.features.grouping.service import GroupMetrics, Groups
 from gateway.features.output.service import OutputMetrics, Outputs
 from gateway.features.ownership.service import Ownership
 from gateway.features.reuse.inspect import Savings
 from gateway.features.reuse.service import Replays
 from gateway.features.runs.steps import StepCalls
 from gateway.features.runs.table import RunBudget, RunTable
-from gateway.features.sdk_retries import RepeatedCalls
+from gateway.installed import is_installed
+
+# One that is not here is left out.
+if is_installed("gateway.dialects.message_ids"):
+    from gateway.dialects.message_ids import MessageIds
+if is_installed("gateway.dialects.count_tokens"):
+    from gateway.dialects.count_tokens import TokenCounts
+if is_installed("gateway.features.sdk_retries"):
+    from gateway.features.sdk_retries import RepeatedCalls
+if is_installed("gateway.features.degrade"):
+    from gateway.features.degrade.service import DegradeMetrics, SlowModels
+if is_installed("gateway.features.background_charges"):
+    from gateway.features.background_charges import Deferred
+if is_installed("gateway.features.grouping"):
+    from gateway.features.grouping.service import GroupMetrics, Groups
 
 
 @dataclass(frozen=True, slots=True)
 class CallProducts:
-    """The products around a call, the outermost first."""
+    """The products around a call, the outermost first; None: it is not here."""
 
-    message_ids: MessageIds
+    message_ids: MessageIds | None
     """Names the request in the answers to callers of Messages."""
-    counts: TokenCounts
+    counts: TokenCounts | None
     """Answers questions for the tokens of a request, without a generation."""
     steps: StepCalls
     """Gives the stored answer of a step that has run already: it costs nothing, so it is looked for before all else."""
@@ -43,15 +52,15 @@ class CallProducts:
     """Refuses what is another tenant's, also where an answer is stored."""
     replays: Replays
     """Gives stored answers, and shares those in the making."""
-    repeated: RepeatedCalls
+    repeated: RepeatedCalls | None
     """Lets an SDK's retry share the answer of the call that it repeats."""
-    slow_models: SlowModels
+    slow_models: SlowModels | None
     """Lowers what calls to a slow model ask for; caches have seen the call as its client sent it."""
-    deferred: Deferred
+    deferred: Deferred | None
     """Charges responses that end later."""
     outputs: Outputs
     """Checks answers against their schema, and asks again."""
-    groups: Groups
+    groups: Groups | None
     """Sends calls together."""
 
     def in_order(self) -> tuple[CallProduct, ...]:
@@ -80,17 +89,23 @@ def install_products(
     savings = Savings() if savings is None else savings
     replays = Replays(kept_clock, accounts, store, savings.note)
     products = CallProducts(
-        message_ids=MessageIds(),
-        counts=TokenCounts(clock, admission, accounts),
+        message_ids=MessageIds() if is_installed("gateway.dialects.message_ids") else None,
+        counts=TokenCounts(clock, admission, accounts) if is_installed("gateway.dialects.count_tokens") else None,
         steps=StepCalls(kept_clock, accounts, store),
         runs=None if runs is None else RunBudget(runs, admission.costs),
         ownership=Ownership(store.objects),
         replays=replays,
-        repeated=RepeatedCalls(clock, accounts, replays.single_flight),
-        slow_models=SlowModels(clock, admission.gates, degrade_metrics or DegradeMetrics()),
-        deferred=Deferred(admission),
+        repeated=RepeatedCalls(clock, accounts, replays.single_flight)
+        if is_installed("gateway.features.sdk_retries")
+        else None,
+        slow_models=SlowModels(clock, admission.gates, degrade_metrics or DegradeMetrics())
+        if is_installed("gateway.features.degrade")
+        else None,
+        deferred=Deferred(admission) if is_installed("gateway.features.background_charges") else None,
         outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch, output_metrics),
-        groups=Groups(clock, admission, pipeline.attempts, group_metrics),
+        groups=Groups(clock, admission, pipeline.attempts, group_metrics)
+        if is_installed("gateway.features.grouping")
+        else None,
     )
     pipeline.install(products.in_order())
     return products

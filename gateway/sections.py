@@ -1,54 +1,73 @@
-"""What products read of a config, in the order in which it is read: one entry for each, with the names that are its own.
+"""What products read of a config, in the order in which it is read: one line for each.
 
-A product that is not there leaves what refuses these names, so that nobody believes a config which nothing acts on.
+A product that is not here has a stand-in, which refuses what is only for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.core.config.product_sections import NotInstalled, Sections, SectionSpec
+from gateway.installed import is_installed
 
 
-def installed(
-    package: str,
-    section: str,
-    *,
-    file: Sequence[str] = (),
-    key: Sequence[str] = (),
-    model: Sequence[str] = (),
-    policies: Sequence[str] = (),
-) -> SectionSpec:
-    """Returns the section of a product in a package below `gateway`; where there is no such package, what refuses its names."""
-    name = f"gateway.{package}"
-    try:
-        made: SectionSpec = getattr(import_module(f"{name}.config"), section)()
-    except ModuleNotFoundError as error:
-        # Where a product is there and lacks something else, the error says more than that it is not installed.
-        if error.name is None or not f"{name}.config.".startswith(f"{error.name}."):
-            raise
-        return NotInstalled(package.rpartition(".")[2], file=file, key=key, model=model, policies=policies)
-    return made
+class ProductSection(NamedTuple):
+    """Where the section of a product is, and what of a config is only for this product."""
+
+    package: str
+    section: str
+    """A class of its module `config`."""
+    file_keys: Sequence[str] = ()
+    key_keys: Sequence[str] = ()
+    model_keys: Sequence[str] = ()
+    policy_files: Sequence[str] = ()
 
 
-SECTIONS: Final[Sections] = (
-    installed("credentials", "CredentialsSection"),
-    installed("products.realtime", "RealtimeSection"),
-    installed("features.reuse", "CacheSection", model=["cache"], policies=["cache.yaml"]),
-    installed("features.grouping", "GroupingSection", model=["group_embeddings"]),
-    installed("products.pipelines", "PipelinesSection"),
-    installed("features.output", "OutputSection", model=["output"]),
-    installed("features.degrade", "DegradeSection", model=["degrade"]),
-    installed("features.ownership", "ObjectsSection", file=["objects"]),
-    installed(
-        "products.jobs", "JobsSection", file=["jobs"], key=["accepts_202"], model=["jobs"], policies=["jobs.yaml"]
+PRODUCT_SECTIONS: Final = (
+    ProductSection("gateway.credentials", "CredentialsSection"),
+    ProductSection("gateway.products.realtime", "RealtimeSection"),
+    ProductSection("gateway.features.reuse", "CacheSection", model_keys=["cache"], policy_files=["cache.yaml"]),
+    ProductSection("gateway.features.grouping", "GroupingSection", model_keys=["group_embeddings"]),
+    ProductSection("gateway.products.pipelines", "PipelinesSection"),
+    ProductSection("gateway.features.output", "OutputSection", model_keys=["output"]),
+    ProductSection("gateway.features.degrade", "DegradeSection", model_keys=["degrade"]),
+    ProductSection("gateway.features.ownership", "ObjectsSection", file_keys=["objects"]),
+    ProductSection(
+        "gateway.products.jobs",
+        "JobsSection",
+        file_keys=["jobs"],
+        key_keys=["accepts_202"],
+        model_keys=["jobs"],
+        policy_files=["jobs.yaml"],
     ),
-    installed("products.responses", "ResponsesSection", key=["keeps_responses"]),
-    installed("features.runs", "WorkflowsSection", key=["workflow"], policies=["workflows.yaml"]),
-    installed(
-        "products.jobs.webhooks", "WebhooksSection", file=["webhooks", "webhook_settings"], key=["webhook_secrets"]
+    ProductSection("gateway.products.responses", "ResponsesSection", key_keys=["keeps_responses"]),
+    ProductSection("gateway.features.runs", "WorkflowsSection", key_keys=["workflow"], policy_files=["workflows.yaml"]),
+    ProductSection(
+        "gateway.products.jobs.webhooks",
+        "WebhooksSection",
+        file_keys=["webhooks", "webhook_settings"],
+        key_keys=["webhook_secrets"],
     ),
-    installed("dialects", "ModelsSection", policies=["models.yaml"]),
+    ProductSection("gateway.dialects", "ModelsSection", policy_files=["models.yaml"]),
 )
+
+
+def section_of(product: ProductSection) -> SectionSpec:
+    """Returns the section of a product; of one that is not here, what refuses whatever is only for it."""
+    if not is_installed(product.package):
+        name = product.package.rpartition(".")[2]
+        return NotInstalled(
+            name,
+            file=product.file_keys,
+            key=product.key_keys,
+            model=product.model_keys,
+            policies=product.policy_files,
+        )
+    section = getattr(import_module(f"{product.package}.config"), product.section)()
+    assert isinstance(section, SectionSpec), product.package  # noqa: S101  # the line above is wrong
+    return section
+
+
+SECTIONS: Final[Sections] = tuple(map(section_of, PRODUCT_SECTIONS))

@@ -14,7 +14,7 @@ from tests.rails.trees import MODULES, all_imports_of, imports_of, nodes_of, tre
 
 MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
-    "admin": {"core", "dialects", "features", "products", "routes"},
+    "admin": {"core", "dialects", "features", "installed", "products", "routes"},
     "app": {
         "admin",
         "call_products",
@@ -26,13 +26,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "features",
         "fleet",
         "housekeeping",
+        "installed",
         "process",
         "products",
         "routes",
         "sections",
         "settings",
     },
-    "call_products": {"core", "dialects", "drivers", "features"},
+    "call_products": {"core", "dialects", "drivers", "features", "installed"},
     "cli": {
         "admin",
         "core",
@@ -55,10 +56,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "features": {"admin", "cli", "core", "dialects", "drivers", "fleet", "products", "routes"},
     "fleet": {"core", "drivers", "features"},
     "housekeeping": {"admin", "core", "dialects", "features", "process", "products", "sections"},
+    "installed": set(),
     "process": set(),
-    "products": {"admin", "cli", "core", "dialects", "drivers", "features", "fleet", "routes", "workers"},
+    "products": {"admin", "cli", "core", "dialects", "drivers", "features", "fleet", "installed", "routes", "workers"},
     "routes": {"core", "dialects", "products"},
-    "sections": {"core"},
+    "sections": {"core", "installed"},
     "settings": set(),
     "workers": {"app", "core", "process", "products", "settings"},
     "__init__": set(),

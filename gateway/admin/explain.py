@@ -27,18 +27,23 @@ from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Pha
 from gateway.dialects import http as door
 from gateway.dialects.endpoints import ENDPOINTS
 from gateway.dialects.target_languages import Conversion
-from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
-from gateway.features.grouping.rules import GROUPING, RESULTS
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.reuse.rules import CACHING, Caching, applies
 from gateway.features.runs.rules import KEY_WORKFLOW, OTHER, WORKFLOWS, RunPart
 from gateway.features.runs.step import part_of, run_words
+from gateway.installed import is_installed
 from gateway.products.jobs.admin import attempt_usd, explain_job
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.jobs.rules import JOB_RULES, JOBS
 from gateway.products.pipelines.compile import PIPELINE
 from gateway.products.responses.keeping import RESPONSES, keeping_of
 from gateway.products.responses.rules import Keeping, keeps, read_response_options
+
+# One that is not here has nothing to explain.
+if is_installed("gateway.features.degrade"):
+    from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
+if is_installed("gateway.features.grouping"):
+    from gateway.features.grouping.rules import GROUPING, RESULTS
 
 _CHARGES = {
     "max": "the larger of input tokens and max_tokens",
@@ -100,14 +105,12 @@ def _lines(
     yield from _part(
         part_of(run_words({}, (peeked.parsed or {}).get("metadata")), WORKFLOWS.of(policy), KEY_WORKFLOW.of(key))
     )
-    if (degrade := DEGRADE.of(model)) is not None and endpoint.name in FIELDS_AT:
-        less = ", ".join(f"{name} {value}" for name, value in degrade.set.items())
-        yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"
+    if is_installed("gateway.features.degrade"):
+        yield from _degrade(endpoint, model)
     yield f"cache     {_cache(endpoint, peeked, CACHING.of(model))}"
     yield from _retries(model.retries)
-    if (grouping := GROUPING.of(model)) is not None and endpoint.name in RESULTS:
-        shown = f"{grouping.most} inputs, or {grouping.window_s * 1000:g} ms"
-        yield f"grouped   with calls that differ in their inputs only: up to {shown}"
+    if is_installed("gateway.features.grouping"):
+        yield from _grouping(endpoint, model)
     if (output := OUTPUT.of(model)) is not None and endpoint.name in CHECKED:
         yield f"output    {_output(output, is_stream=peeked.stream)}"
     yield from explain_job(policy, endpoint, key, peeked, model, body)
@@ -146,6 +149,20 @@ def _part(part: RunPart | None) -> Iterator[str]:
     bounds += [] if rules.max_calls_per_run is None else [f"{rules.max_calls_per_run} calls"]
     fuse = f"a run may take {' and '.join(bounds)}" if bounds else "its runs have no fuse"
     yield f"workflow  {rules.name}, counted as task {part.labels[1]}; {fuse}"
+
+
+def _degrade(endpoint: Endpoint, model: Model) -> Iterator[str]:
+    """Yields in words when calls ask for less, and for how much."""
+    if (degrade := DEGRADE.of(model)) is not None and endpoint.name in FIELDS_AT:
+        less = ", ".join(f"{name} {value}" for name, value in degrade.set.items())
+        yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"
+
+
+def _grouping(endpoint: Endpoint, model: Model) -> Iterator[str]:
+    """Yields in words which calls go to their provider together."""
+    if (grouping := GROUPING.of(model)) is not None and endpoint.name in RESULTS:
+        shown = f"{grouping.most} inputs, or {grouping.window_s * 1000:g} ms"
+        yield f"grouped   with calls that differ in their inputs only: up to {shown}"
 
 
 def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:

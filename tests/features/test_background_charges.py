@@ -198,6 +198,7 @@ async def test_a_response_in_the_background_stays_charged_with_what_was_reserved
     reserved_usd = spent("team")
     assert reserved_usd > 0
 
+    assert stage.products.deferred is not None
     for output, usd in ((2**31, reserved_usd), (16_000_000, reserved_usd), (50, 10 * 2e-6 + 50 * 8e-6)):
         shown = begun.replace(b"queued", b"completed").replace(
             b"null", b'{"input_tokens":10,"output_tokens":%d}' % output

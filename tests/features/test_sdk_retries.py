@@ -42,6 +42,7 @@ async def turns(count: int = 12) -> None:
 
 def nobody_runs(bench: Bench) -> bool:
     running = bench.products.repeated
+    assert running is not None
     return not any(running._buckets) and not running._ends and len(asyncio.all_tasks()) == 1
 
 

@@ -18,13 +18,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
+from typing import Final
 
 import orjson
 
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded
-from gateway.features.grouping.service import GROUP
+from gateway.installed import is_installed
 from gateway.products.batches import output
 from gateway.products.batches.finish import write_chunk
 from gateway.products.batches.input import ChunkInput, InputLine, lines_of, read_custom_id, read_line
@@ -54,6 +55,10 @@ from gateway.products.jobs.rules import DeadLines, JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
 from gateway.products.pipelines.rules import BROKEN, MOST_FAILED, RUN_BUDGET_EXCEEDED
+
+HAS_GROUPS: Final = is_installed("gateway.features.grouping")
+if HAS_GROUPS:
+    from gateway.features.grouping.service import GROUP
 
 # --- lines that one claim leaves for another: failed for now, or without room for some time ---
 
@@ -139,7 +144,7 @@ class LineCalls:
 
 def _sent_for(calls: list[Call]) -> Call:
     """Returns the call that is sent for a line: its last one, or the one that several have become together."""
-    group = GROUP.find(calls[-1])
+    group = GROUP.find(calls[-1]) if HAS_GROUPS else None
     return calls[-1] if group is None else group.sent
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from gateway.core import request_fields
 from gateway.core.call import Call
@@ -18,15 +19,19 @@ from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePla
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.dialects.endpoints import WORK
-from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
-from gateway.features.grouping.service import GROUP_RULES
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.output.service import set_rule
 from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
 from gateway.features.runs.step import PART, part_of
+from gateway.installed import is_installed
 from gateway.products.jobs.calls import STRICT, StoredRequest
 from gateway.products.pipelines.http import StepRules, part_of_step
+
+HAS_GROUPS: Final = is_installed("gateway.features.grouping")
+if HAS_GROUPS:
+    from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
+    from gateway.features.grouping.service import GROUP_RULES
 
 _BY_PATH: Mapping[str, Endpoint] = {prefix + one.path: one for one in WORK for prefix in ("/v1", "")}
 
@@ -104,7 +109,7 @@ class CallMaker:
             set_rule(call, rule)
         if part is not None:
             PART.put(call, part)
-        if request.group_most:
+        if request.group_most and HAS_GROUPS:
             GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, request.group_most))
         if request.idempotency_key is not None:
             SENT_KEY.put(call, request.idempotency_key)

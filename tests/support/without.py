@@ -1,0 +1,115 @@
+"""A gateway without one product: `python -m tests.support.without PACKAGE FOLDER` fails unless it starts and serves.
+
+The product's package is blocked at import, as if its folder was not there. What of a config is only for it has to be refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import orjson
+
+
+class Blocked:
+    """A finder, to be the first of `sys.meta_path`, that finds nothing of a package, and lets nobody else find it."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if f"{name}.".startswith(f"{self._package}."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+
+def config_of(base_url: str, **changes: Any) -> dict[str, Any]:
+    """A config with one provider, model and key; `changes` are more of the model, the key or the file."""
+    return {
+        "providers": {"p": {"dialect": "openai", "base_url": base_url, "api_key": "sk-x"}},
+        "models": {"m": {"targets": ["p/m"], **changes.get("model", {})}},
+        "keys": [{"name": "web", "key": "web-key-0123456789abcdef", **changes.get("key", {})}],
+        **changes.get("file", {}),
+    }
+
+
+def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each key of a config that is only for the package, with what names it; writes its policy files."""
+    from gateway.sections import PRODUCT_SECTIONS  # once the package is blocked
+
+    for product in PRODUCT_SECTIONS:
+        if product.package == package:
+            yield from ((key, {"file": {key: {}}}) for key in product.file_keys)
+            yield from ((key, {"key": {key: "x"}}) for key in product.key_keys)
+            yield from ((key, {"model": {key: "x"}}) for key in product.model_keys)
+            for name in product.policy_files:
+                (folder / "policies").mkdir(exist_ok=True)
+                (folder / "policies" / name).write_text("{}")
+                yield name, {"file": {"policies": "policies"}}
+
+
+async def serve(folder: Path) -> None:
+    """Starts a gateway, and makes a plain, a streamed and a retried call."""
+    from httpx import AsyncClient  # once the package is blocked, as all below
+
+    from gateway.app import Gateway
+    from gateway.emulator.app import EmulatorServer
+    from gateway.emulator.config import Fault
+    from gateway.settings import Settings
+
+    provider = EmulatorServer()
+    await provider.start()
+    path = folder / "config.yaml"
+    path.write_bytes(orjson.dumps(config_of(provider.base_url)))  # JSON is YAML
+    gateway = Gateway(Settings(config=path, host="127.0.0.1", port=0), {}, log_stream=io.StringIO())
+    await gateway.start()
+    ask = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    headers = {"authorization": "Bearer web-key-0123456789abcdef"}
+    async with AsyncClient(base_url=gateway.url, headers=headers, trust_env=False) as client:
+        plain = await client.post("/v1/chat/completions", json=ask)
+        assert plain.status_code == 200, plain.text
+        assert plain.json()["choices"], plain.text
+        streamed = await client.post("/v1/chat/completions", json={**ask, "stream": True})
+        assert streamed.text.endswith("data: [DONE]\n\n"), streamed.text
+        before = provider.emulator.stats.total
+        provider.emulator.faults.script("m", [Fault("e503")])
+        retried = await client.post("/v1/chat/completions", json=ask)
+        assert retried.status_code == 200, retried.text
+        assert provider.emulator.stats.total - before == 2, "the first attempt came to nothing"
+        metrics = await client.get("/metrics")
+        assert metrics.status_code == 200, metrics.text
+    await gateway.stop()
+    await provider.stop()
+
+
+def refuse(package: str, folder: Path) -> None:
+    """Loads configs that name the package's part."""
+    from gateway.app import Gateway  # once the package is blocked, as all below
+    from gateway.core.errors import ConfigError
+    from gateway.settings import Settings
+
+    path = folder / "refused.yaml"
+    for key, changes in refusals(package, folder):
+        path.write_bytes(orjson.dumps(config_of("http://127.0.0.1:9/v1", **changes)))
+        problems: list[str] = []
+        try:
+            Gateway(Settings(config=path, host="127.0.0.1", port=0), {}, log_stream=io.StringIO())
+        except ConfigError as error:
+            problems = error.problems
+        assert any(key in one and "is not installed" in one for one in problems), (key, problems)
+
+
+if __name__ == "__main__":
+    blocked, place = sys.argv[1], Path(sys.argv[2])
+    sys.meta_path.insert(0, Blocked(blocked))
+    refuse(blocked, place)
+    asyncio.run(serve(place))
+    assert not [name for name in sys.modules if f"{name}.".startswith(f"{blocked}.")]
