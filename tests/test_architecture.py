@@ -33,9 +33,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sections",
         "settings",
     },
+    "around": {"call_products", "core", "drivers", "features", "products"},
     "call_products": {"core", "dialects", "drivers", "features", "installed"},
     "cli": {
         "admin",
+        "around",
         "core",
         "demo",
         "dialects",

@@ -14,6 +14,7 @@ import orjson
 
 from gateway.core import request_fields
 from gateway.core.balancing import Action, Choice, ClassRule, Retries
+from gateway.core.call import CallProduct, RouteFacts
 from gateway.core.error_tables import Diagnosis, ErrorFacts, ErrorRule, ErrorTable, answer_of, read_body
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.health.detector import BreakerRules
@@ -21,7 +22,7 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import Capabilities
 from gateway.core.patience import SDK_S
-from gateway.core.request_fields import Peeked, RoutePlan, peek, plan_route
+from gateway.core.request_fields import METADATA, Peeked, RoutePlan, peek, plan_route
 from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target, targets_hidden_from_callers
 from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
 from gateway.dialects import http as door
@@ -62,11 +63,17 @@ _CHOICES: Mapping[Choice, str] = {
 
 
 def explain(
-    policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | None, shows_upstream: bool = False
+    policy: PolicySnapshot,
+    body: bytes,
+    *,
+    path: str,
+    key_name: str | None,
+    shows_upstream: bool = False,
+    products: Sequence[CallProduct] = (),
 ) -> str:
     """Show key, model, plan with targets and limits, and the policies in force for a request. Nothing is sent.
 
-    `shows_upstream`: also what targets of another language are sent.
+    `shows_upstream`: also what targets of another language are sent. `products` are those around calls, the outermost first.
 
     Raises the GatewayError that the request would be answered with.
     """
@@ -81,11 +88,17 @@ def explain(
     if model is None:
         return f"relayed as it is, by passthrough, to the provider {policy.passthrough.provider if policy.passthrough else '-'}"
     shown = explain_sent(policy, endpoint, model, body) if shows_upstream else ()
-    return "\n".join((*_lines(policy, endpoint, key, peeked, model, body), *shown))
+    return "\n".join((*_lines(policy, endpoint, key, peeked, model, body, products), *shown))
 
 
 def _lines(
-    policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked, model: Model, body: bytes
+    policy: PolicySnapshot,
+    endpoint: Endpoint,
+    key: Key,
+    peeked: Peeked,
+    model: Model,
+    body: bytes,
+    products: Sequence[CallProduct],
 ) -> Iterator[str]:
     yield f"endpoint  {endpoint.name} ({endpoint.path}), {'streamed' if peeked.stream else 'not streamed'}"
     yield f"key       {key.name} (tenant {key.tenant}, lane {key.lane}){_limits(key.limits)}{_budget(key)}"
@@ -95,6 +108,8 @@ def _lines(
     yield f"lane      {_lane(key, model)}"
     plan = plan_route(policy, key, model, endpoint, is_callers=False)
     yield f"deadline  {_deadline(plan)}"
+    if products:
+        yield from explain_products(products, plan.facts)
     if (pipeline := PIPELINE.of(model)) is not None:
         steps = ", ".join(pipeline.steps)
         yield f"pipeline  a run of its steps, each a job: {steps}"
@@ -125,6 +140,24 @@ def _lines(
         yield from (f"     {line}" for line in explain_conversion(endpoint, model, target, body))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
+
+
+def explain_products(products: Sequence[CallProduct], facts: RouteFacts) -> Iterator[str]:
+    """Yields the order in which products stand around the calls of a route, and which of them a header adds."""
+
+    def around(*asked: bytes) -> list[str]:
+        return [one.name for one in products if one.for_route(facts, frozenset(asked)) is not None]
+
+    usual = around()
+    yield f"around    a call: {' -> '.join(usual) or 'nothing'}"
+    added: dict[str, list[str]] = {}
+    for option in sorted(frozenset().union(*(one.options for one in products))):
+        more = ", ".join(name for name in around(option) if name not in usual)
+        name = "metadata in the body" if option == METADATA else option.decode()
+        if more:
+            added.setdefault(more, []).append(name)
+    for more, names in added.items():
+        yield f"          {more}: with {', '.join(names)}"
 
 
 def _deadline(plan: RoutePlan) -> str:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gateway.admin.explain import explain, explain_error, read_headers
+from gateway.around import products_around
 from gateway.cli.config import compile_config, settings_of
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.core.clock import SystemClock
@@ -63,7 +64,16 @@ def explain_call(options: argparse.Namespace) -> int:
     policy = compile_config(settings_of(options))
     body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
     try:
-        print(explain(policy, body, path=options.path, key_name=options.key, shows_upstream=options.show_upstream))
+        print(
+            explain(
+                policy,
+                body,
+                path=options.path,
+                key_name=options.key,
+                shows_upstream=options.show_upstream,
+                products=products_around(policy),
+            )
+        )
     except GatewayError as error:
         return fail(f"answered with {error.status} {error.code}: {error.message}", FAILED)
     return OK

@@ -357,6 +357,8 @@ class RouteFacts:
 class CallProduct(Protocol):
     """A product that takes part in calls."""
 
+    name: str
+    """The name by which operators know it."""
     options: frozenset[bytes]
     """The request headers, in lower case, by which a single call asks for the product."""
     absent_headers: tuple[tuple[bytes, bytes], ...]

@@ -37,6 +37,7 @@ class TokenCounts(CallFeature):
 
     __slots__ = ("_accounts", "_admission", "_clock", "_returned", "_returned_by_many", "_watch")
 
+    name = "count_tokens"
     options: frozenset[bytes] = frozenset()
 
     def __init__(self, clock: Clock, admission: Admission, accounts: Accounts) -> None:

@@ -11,6 +11,7 @@ class MessageIds(CallFeature):
 
     __slots__ = ()
 
+    name = "message_ids"
     options: frozenset[bytes] = frozenset()
 
     def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:

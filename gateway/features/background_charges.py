@@ -51,6 +51,7 @@ class Deferred(CallFeature):
 
     __slots__ = ("_admission", "_charges")
 
+    name = "background_charges"
     options: frozenset[bytes] = frozenset()
 
     def __init__(self, admission: Admission) -> None:

@@ -39,6 +39,7 @@ class RepeatedCalls(CallFeature):
 
     __slots__ = ("_accounts", "_buckets", "_clock", "_ends", "_flights")
 
+    name = "sdk_retries"
     options: frozenset[bytes] = frozenset((RETRY_COUNT,))
 
     def __init__(self, clock: Clock, accounts: Accounts, flights: SingleFlight) -> None:

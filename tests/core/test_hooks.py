@@ -51,6 +51,7 @@ def test_a_route_without_features_has_no_hooks() -> None:
 class Absent(CallFeature):
     """A product that has a feature for calls with a credential of their own only."""
 
+    name = "absent"
     options: frozenset[bytes] = frozenset()
     absent_headers: tuple[tuple[bytes, bytes], ...] = ((b"x-gateway-absent", b"yes"),)
 

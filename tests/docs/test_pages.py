@@ -148,26 +148,10 @@ def definitions(link: str) -> frozenset[str]:
 @each("example", EXAMPLES)
 def test_examples_load(tmp_path: Path, example: str) -> None:
     """Each can be copied as it is: a policy file alone, a config with what it leaves out."""
-    first = example.splitlines()[0].partition("#")[2].partition("->")[0].strip()
-    written: dict[str, Any] = yaml.safe_load(example)
-    folder = tmp_path / "policies"
-    shutil.copytree(ROOT / "policies", folder)
-    for file, text in {
-        "timeouts": "patient: {}",
-        "cache": "thrifty: {exact: {requests: always}}\nhelpdesk: {}",
-    }.items():
-        (folder / f"{file}.yaml").write_text(text)
-    (tmp_path / "invoice.json").write_text('{"type": "object"}')
-    if first.startswith("policies/"):
-        (tmp_path / first).parent.mkdir(exist_ok=True)
-        (tmp_path / first).write_text(example)
-        text = f"policies: policies\n{GOOD}  gpt-4o-mini: {{targets: [openai/gpt-4o-mini]}}\n"
-    else:
-        assert set(written) <= set(entry_kinds(SECTIONS).config.model_fields), "neither a config nor a policy"
-        text = example if {"providers", "models"} <= set(written) else _completed(written)
+    text = text_of(tmp_path, example)
 
-    assert problems_of(tmp_path, text, _environ(text)) == []
-    notices = load_text(tmp_path, text, _environ(text)).notices
+    assert problems_of(tmp_path, text, environ_of(text)) == []
+    notices = load_text(tmp_path, text, environ_of(text)).notices
     assert not [notice for notice in notices if "is refused models" in notice], "a key's budget keeps it from a model"
 
 
@@ -182,6 +166,28 @@ def test_the_first_check_of_the_first_hour_has_nothing_to_note(tmp_path: Path) -
     assert load(tmp_path / "config.yaml", {}).notices == ()
 
 
+def text_of(home: Path, example: str) -> str:
+    """Returns an example as a config that can be loaded, with what it names written into the folder."""
+    first = example.splitlines()[0].partition("#")[2].partition("->")[0].strip()
+    written: dict[str, Any] = yaml.safe_load(example)
+    folder = home / "policies"
+    shutil.copytree(ROOT / "policies", folder)
+    for file, text in {
+        "timeouts": "patient: {}",
+        "cache": "thrifty: {exact: {requests: always}}\nhelpdesk: {}",
+    }.items():
+        (folder / f"{file}.yaml").write_text(text)
+    (home / "invoice.json").write_text('{"type": "object"}')
+    if first.startswith("policies/"):
+        (home / first).parent.mkdir(exist_ok=True)
+        (home / first).write_text(example)
+        text = f"policies: policies\n{GOOD}  gpt-4o-mini: {{targets: [openai/gpt-4o-mini]}}\n"
+    else:
+        assert set(written) <= set(entry_kinds(SECTIONS).config.model_fields), "neither a config nor a policy"
+        text = example if {"providers", "models"} <= set(written) else _completed(written)
+    return text
+
+
 def _completed(written: dict[str, Any]) -> str:
     """A part of a config with what it leaves out."""
     usual: dict[str, Any] = yaml.safe_load(GOOD)
@@ -191,7 +197,7 @@ def _completed(written: dict[str, Any]) -> str:
     return yaml.safe_dump({**usual, **written, "providers": providers})
 
 
-def _environ(text: str) -> dict[str, str]:
+def environ_of(text: str) -> dict[str, str]:
     """A value for every variable that the text names."""
     names = re.findall(r"\$\{([A-Z0-9_]+)|\benv\.([A-Z0-9_]+)", text)
     return {

@@ -44,6 +44,7 @@ class SlowModels(CallFeature):
 
     __slots__ = ("_clock", "_gates", "_metrics", "_seen")
 
+    name = "degrade"
     options: frozenset[bytes] = frozenset()
 
     def __init__(self, clock: Clock, gates: Gates, metrics: DegradeMetrics) -> None:

@@ -207,6 +207,7 @@ class Groups(CallFeature):
 
     __slots__ = ("_admission", "_attempts", "_clock", "_metrics", "_open", "_running")
 
+    name = "grouping"
     options: frozenset[bytes] = frozenset()
 
     def __init__(

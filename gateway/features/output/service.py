@@ -144,6 +144,7 @@ class Outputs(CallFeature):
 
     __slots__ = ("_admission", "_attempts", "_clock", "_judge", "_meter", "_metrics", "_repairs", "_schemas", "_watch")
 
+    name = "output"
     options: frozenset[bytes] = frozenset()
 
     def __init__(

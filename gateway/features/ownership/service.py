@@ -317,6 +317,7 @@ class Ownership(CallFeature):
 
     __slots__ = ("_objects",)
 
+    name = "objects"
     options: frozenset[bytes] = frozenset()
 
     def __init__(self, objects: Objects) -> None:

@@ -88,6 +88,7 @@ class Replays(OutcomeTrail):
 
     __slots__ = ("_accounts", "_clock", "_requested", "_store", "_trail", "layers", "single_flight")
 
+    name = "reuse"
     options: frozenset[bytes] = frozenset((b"idempotency-key", b"cache-control"))
     absent_headers: tuple[tuple[bytes, bytes], ...] = (BYPASS,)
 

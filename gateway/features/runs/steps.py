@@ -78,6 +78,7 @@ FREE = (b"x-gateway-cost-usd", b"0.00000000")
 class StepCalls(CallFeature):
     """Serves calls that are steps of runs. One per process."""
 
+    name = "steps"
     options: frozenset[bytes] = frozenset((STEP,))
 
     def __init__(self, clock: Clock, accounts: Accounts, store: ReuseStore) -> None:

@@ -457,6 +457,7 @@ class RunBudget(CallFeature):
         self._costs = costs
         self._parts = RunParts({})
 
+    name = "workflows"
     options: frozenset[bytes] = HEADERS | {METADATA, BAGGAGE}
 
     def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:

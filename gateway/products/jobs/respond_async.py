@@ -44,9 +44,16 @@ class AsyncRequest(NamedTuple):
 ASYNC_REQUEST: Final[Slot[AsyncRequest]] = Slot("async_request")
 
 
+def may_become_job(facts: RouteFacts, requested: frozenset[bytes]) -> bool:
+    """Returns whether calls ask for a job, or their callers take one for an answer; not where a call is answered at once, or
+    says a part of itself in its path."""
+    return not facts.endpoint.is_no_job and (ACCEPTS_202.of(facts.key) or PREFER in requested)
+
+
 class AsyncAnswers(CallFeature):
     """Answers calls whose callers need not wait."""
 
+    name = "jobs"
     options: frozenset[bytes] = frozenset((PREFER, IDEMPOTENCY_KEY))
 
     def __init__(self, jobs: JobService, accounts: Accounts, clock: Clock, meter: JobMeter | None = None) -> None:
@@ -57,11 +64,8 @@ class AsyncAnswers(CallFeature):
         self._clock = clock
 
     def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
-        """Returns itself for calls that ask for a job, or whose callers take one for an answer; not where it is answered at
-        once, or says a part of itself in its path."""
-        if facts.endpoint.is_no_job:
-            return None
-        return self if ACCEPTS_202.of(facts.key) or PREFER in requested else None
+        """Returns itself for calls that may become jobs."""
+        return self if may_become_job(facts, requested) else None
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Reads whether the client takes a job for an answer."""

@@ -52,6 +52,7 @@ RUN_REQUEST: Final[Slot[RunRequest]] = Slot("run_request")
 class PipelineAnswers(CallFeature):
     """Answers calls to pipelines: each is a run, and no provider is called for it."""
 
+    name = "pipelines"
     options: frozenset[bytes] = frozenset((b"prefer",))
 
     def __init__(self, jobs: JobService | None, accounts: Accounts, clock: Clock) -> None:

@@ -53,6 +53,7 @@ REQUEST_HEADERS: Final[Slot[Mapping[bytes, bytes]]] = Slot("request_headers")
 class ResponseEndpoint(CallFeature):
     """Serves calls of Responses for which the gateway has a part in what is kept."""
 
+    name = "responses"
     options: frozenset[bytes] = frozenset()
 
     def __init__(

@@ -39,6 +39,7 @@ async def into(got: list[bytes], chunks: AsyncIterator[bytes]) -> None:
 class Cutting(CallFeature):
     """Streams of the provider come in other pieces."""
 
+    name = "cutting"
     options: frozenset[bytes] = frozenset()
 
     def __init__(self, cuts: Iterable[int]) -> None:

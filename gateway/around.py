@@ -1,0 +1,55 @@
+"""The products around the calls of a config, without a gateway: they know which calls they are for, and serve none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from gateway.call_products import install_products
+from gateway.core.admission.admission import Admission
+from gateway.core.answers import AttemptDeadlines
+from gateway.core.call import CallFeature, CallProduct, RouteFacts
+from gateway.core.clock import SystemClock
+from gateway.core.pipeline import Pipeline
+from gateway.core.snapshot import PolicySnapshot
+from gateway.core.telemetry import CallLog, Telemetry
+from gateway.drivers.opening import MemoryStore
+from gateway.features.runs.rules import WORKFLOWS
+from gateway.features.runs.table import RunTable
+from gateway.products.jobs.respond_async import AsyncAnswers, may_become_job
+from gateway.products.jobs.rules import JOBS
+from gateway.products.pipelines.compile import PIPELINE
+from gateway.products.pipelines.http import PipelineAnswers
+from gateway.products.responses.http import ResponseEndpoint
+from gateway.products.responses.keeping import keeping_of
+
+
+class _Unserved(CallFeature):
+    """Stands for a product whose calls need durable work, which is only there while a gateway runs."""
+
+    def __init__(self, product: type[CallProduct], takes_part: Callable[[RouteFacts, frozenset[bytes]], bool]) -> None:
+        self.name, self.options = product.name, product.options
+        self._takes_part = takes_part
+
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself where the product has a feature."""
+        return self if self._takes_part(facts, requested) else None
+
+
+def products_around(policy: PolicySnapshot) -> tuple[CallProduct, ...]:
+    """Returns them in the order in which a gateway with this config installs them, the outermost first."""
+    clock = SystemClock()
+    meter = Telemetry(CallLog(sys.stderr, "text"), clock.wall)
+    pipeline = Pipeline(clock, meter, AttemptDeadlines(), Admission(clock, meter, policy, lambda: 0.5))
+    runs = RunTable(clock, lambda: WORKFLOWS.of(policy))
+    products = install_products(pipeline, MemoryStore(policy.store, clock.wall), runs=runs)
+    durable = [_Unserved(PipelineAnswers, lambda facts, _asked: PIPELINE in facts.model.settings)]
+    if JOBS.of(policy).settings.is_on:
+        durable.append(_Unserved(AsyncAnswers, may_become_job))
+        durable.append(
+            _Unserved(
+                ResponseEndpoint,
+                lambda facts, _asked: keeping_of(facts.policy, facts.key, facts.model, facts.endpoint) is not None,
+            )
+        )
+    return (*durable, *products.in_order())
