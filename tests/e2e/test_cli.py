@@ -320,7 +320,7 @@ def test_explain_tells_the_plan_of_a_request(
 
     assert (code, errors) == (0, "")
     assert re.search(r"^key +web \(tenant web, lane interactive\)", output, re.MULTILINE)
-    assert "\naround    a call: reuse\n          workflows: with baggage, " in output
+    assert "\naround    a call: objects -> reuse\n          workflows: with baggage, " in output
     assert re.search(r"1\. main/gpt-4o +\[500 requests/min\]", output)
     assert re.search(r"2\. main/gpt-4o-mini +\(fallback\)", output)
     assert "million tokens" in output
