@@ -310,8 +310,9 @@ class CallFeature:
     | headers | an answer's or error's headers are made    | append headers                                    | wait, raise  |
     | closed  | the account has been closed, once          | count, charge, return fields for the call log     | wait         |
 
-    `read`, `headers` and `closed` are sync. A defect in `closed` is logged and hurts nobody. A feature that runs `next` in a
-    task of its own (single flight) owns that task until the gateway stops, and sets `Call.is_led`.
+    `read`, `headers` and `closed` are sync. A defect in `headers` or `closed` is logged and hurts nobody; in another hook it is
+    the 500 of its call. A feature that has a reply or a stream from `next`, and does not return it, closes it. One that runs
+    `next` in a task of its own (single flight) owns that task until the gateway stops, and sets `Call.is_led`.
     """
 
     __slots__ = ()

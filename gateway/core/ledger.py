@@ -595,7 +595,6 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
         (b"x-gateway-overhead-ms", b"%.2f" % (overhead_s(call, now) * 1000)),
         (b"x-gateway-request-id", own_id),
     ]
-    upstream_id = None
     attempts = call.attempts
     if call.denied is not None:
         headers.append((b"x-gateway-retry-denied", call.denied.encode()))
@@ -603,7 +602,10 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
     if hooks is not None:
         headers += hooks.fixed_headers
         for add_headers in hooks.headers:
-            add_headers(call, headers)
+            try:
+                add_headers(call, headers)
+            except Exception:  # the answer is there, and paid for: a defect of a product must not lose it
+                log.exception("a product failed at the headers of call %s", call.id)
     last = deciding_attempt(call) if attempt is None else attempt
     if last is not None:
         cost_usd = last.cost_usd if len(attempts) == 1 else known_usd(attempts)
@@ -617,8 +619,10 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
         else:
             trail = str(last)
         headers += (b"x-gateway-target", last.target.name.encode()), (b"x-gateway-attempts", trail.encode())
-    elif call.skips:
-        headers.append((b"x-gateway-attempts", shown(attempts, skips=call.skips).encode()))
+    else:
+        upstream_id = None
+        if call.skips:
+            headers.append((b"x-gateway-attempts", shown(attempts, skips=call.skips).encode()))
     if upstream_id is None:
         headers.append((b"x-request-id", own_id))
     # A client that sent an id of its own gets that back, and the provider's under another name.

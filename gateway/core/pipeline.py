@@ -138,7 +138,15 @@ class Pipeline:
         hooks = call.hooks
         assert hooks is not None  # noqa: S101  # `handle` has seen to that
         opened = await hooks.open(call)
-        return self._stream_reply(call, opened) if isinstance(opened, Stream) else self._whole_reply(call, opened)
+        if isinstance(opened, Stream):
+            try:
+                return self._stream_reply(call, opened)
+            except (
+                BaseException
+            ):  # a feature has failed at it: no reply is left whose `close` would hang up on the provider
+                await opened.relay.aclose()
+                raise
+        return self._whole_reply(call, opened)
 
     def _whole_reply(self, call: Call, opened: Whole | ErrorAnswer) -> Reply:
         body = opened.body
@@ -172,13 +180,14 @@ class Pipeline:
                 usage = media_usage(call, attempt.target, usage, output_tokens if outcome == "ok" else None)
             else:
                 usage = streamed_usage(call, attempt, outcome, usage, output_tokens)
-            is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
+            is_clients_doing = False
             if isinstance(relay, SseRelay):
+                is_clients_doing = relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
                 attempt.usage_event = relay.usage_event
             self.admission.outcomes.ended(call, attempt, SLOW_CLIENT if is_clients_doing else outcome)
             self.accounts.settle(call, opened.status, outcome, attempt=attempt, usage=usage)
 
-        chunks = relay.chunks(on_end, clocks_of(attempt.target, call), self.clock.monotonic)
+        chunks = unwatched = relay.chunks(on_end, clocks_of(attempt.target, call), self.clock.monotonic)
         pass_on = relay.pass_on if isinstance(relay, SseRelay) else None
         for relay_hook in () if call.hooks is None else call.hooks.relay:
             watched = relay_hook(call, opened, chunks)
@@ -187,6 +196,10 @@ class Pipeline:
 
         async def close() -> None:
             await chunks.aclose()
+            if (
+                chunks is not unwatched
+            ):  # a feature that is closed, or has failed, leaves what it reads where that stands
+                await unwatched.aclose()
             # A generator that never ran has not closed its relay.
             await relay.aclose()
             if not call.settled:  # closed before the first chunk was asked for: the generator never ran
