@@ -65,7 +65,7 @@ class Clumsy(CallFeature):
     ended_count: int = 0
     seen: list[str] = field(default_factory=list)
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature:
         return self
 
     def at(self, place: str) -> None:

@@ -87,7 +87,7 @@ class Noting(CallFeature):
         self._name = name
         self._seen = seen
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature:
+    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature:
         return self
 
     def note(self, hook: str) -> None:
