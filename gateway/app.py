@@ -83,6 +83,7 @@ from gateway.products.jobs.call_maker import CallMaker
 from gateway.products.jobs.dead_letters.http import dead_letter_routes
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Job, NewJob
+from gateway.products.jobs.outward import AddressGuard, open_outwards
 from gateway.products.jobs.respond_async import AsyncAnswers
 from gateway.products.jobs.rules import IN_REDIS, JOBS, JobSettings
 from gateway.products.jobs.store import (
@@ -96,9 +97,6 @@ from gateway.products.jobs.store import (
     open_redis_jobs,
 )
 from gateway.products.jobs.upkeep import CountedEnds
-from gateway.products.jobs.webhooks.http import webhook_routes
-from gateway.products.jobs.webhooks.outward import AddressGuard, open_outwards
-from gateway.products.jobs.webhooks.rules import WEBHOOK_SETTINGS, WEBHOOKS, deliveries_of
 from gateway.products.pipelines.http import PipelineAnswers
 from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
 from gateway.products.realtime.service import RealtimeMetrics, RealtimeSessions
@@ -116,6 +114,9 @@ if is_installed("gateway.features.degrade"):
     from gateway.features.degrade.service import DegradeMetrics
 if is_installed("gateway.features.grouping"):
     from gateway.features.grouping.service import GroupMetrics
+if is_installed("gateway.products.jobs.webhooks"):
+    from gateway.products.jobs.webhooks.http import webhook_routes
+    from gateway.products.jobs.webhooks.rules import WEBHOOK_SETTINGS, WEBHOOKS, deliveries_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -412,7 +413,7 @@ class Gateway:
         """Returns durable work over the pipeline; None: the config has none."""
         policies, pipeline, admission, runs = self._policies, self._pipeline, self._admission, self._runs
         steps = self._products.steps
-        settings, leaving = JOBS.of(policies.current).settings, WEBHOOK_SETTINGS.of(policies.current)
+        settings = JOBS.of(policies.current).settings
         if not settings.is_on:
             return None
         clock: Clock = self._kept_clock
@@ -422,8 +423,11 @@ class Gateway:
             import gateway.products.jobs.redis  # noqa: F401  # a gateway without it does not load it
         add_run = partial(runs.add, is_durable=True)
 
+        has_webhooks = is_installed("gateway.products.jobs.webhooks")
+        leaving = WEBHOOK_SETTINGS.of(policies.current) if has_webhooks else None
+
         def following(ended: Job) -> Sequence[NewJob]:
-            return deliveries_of(ended, WEBHOOKS.of(policies.current))
+            return deliveries_of(ended, WEBHOOKS.of(policies.current)) if has_webhooks else ()
 
         async def last_users(grace_s: float) -> None:
             await steps.drain(grace_s)
@@ -444,7 +448,9 @@ class Gateway:
             has_jobs=lambda: settings.redis is not None or has_jobs(settings.store),
             nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
             blobs=blobs,
-            outwards=open_outwards(AddressGuard(), leaving.egress_proxy, leaving.ca_file),
+            outwards=open_outwards(
+                AddressGuard(), *((leaving.egress_proxy, leaving.ca_file) if leaving else (None, None))
+            ),
             meter=self._meters.jobs,
             may_begin=lambda: not self._overload.level,
             is_holding=lambda: admission.queue.occupancy.calls > 0,
@@ -544,10 +550,16 @@ class Gateway:
             *backup_routes(policies, state_file, find_jobs_file),
             *object_routes(policies, self._products.ownership),
             *job_admin_routes(policies, jobs),
-            *webhook_routes(policies, None if jobs is None else jobs.webhooks, clock),
+            *self._webhook_routes(clock),
             *dead_letter_routes(policies, jobs, clock),
             *workflow_routes(policies, self._runs),
         ]
+
+    def _webhook_routes(self, clock: Clock) -> list[BaseRoute]:
+        if not is_installed("gateway.products.jobs.webhooks"):
+            return []
+        work = None if self._jobs is None else self._jobs.webhooks
+        return webhook_routes(self._policies, None if work is None else work.admin, clock)
 
     # --- what changes while it runs ---
 

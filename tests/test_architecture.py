@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "drivers",
         "emulator",
         "features",
+        "installed",
         "products",
         "sections",
         "settings",
@@ -72,7 +73,7 @@ ONLY_IN = {
     "starlette": r"admin|app|wiring|routes|products\.(routes|work|jobs\.admin)|core\.(http|intake)|emulator|.*\.(\w+_)?http",
     "uvicorn": r"core\.http|emulator|app",
     "httpx": r"core\.http\.client|credentials|demo|products\.(batches\.native\.providers|realtime\.upstream)"
-    r"|products\.jobs\.webhooks\.outward",
+    r"|products\.jobs\.outward",
     "cryptography": r"credentials\.google",
     "httptools": r"core\.http",
     "pydantic": r"(.*\.)?(\w+_)?config|settings|cli\.main",

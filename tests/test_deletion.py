@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from gateway.core.config.product_sections import SectionSpec
 from gateway.installed import NEEDS, is_installed
 from gateway.sections import PRODUCT_SECTIONS, SECTIONS, ProductSection
-from tests.rails.trees import MODULES, all_imports_of
+from tests.rails.trees import MODULES, ROOT, all_imports_of
 
 DELETABLE = (
     "gateway.dialects.count_tokens",
@@ -20,6 +21,7 @@ DELETABLE = (
     "gateway.features.degrade",
     "gateway.features.grouping",
     "gateway.features.sdk_retries",
+    "gateway.products.jobs.webhooks",
 )
 """The products without which a gateway runs; where one goes, those that need it go with it (`NEEDS`)."""
 
@@ -31,6 +33,21 @@ def test_a_gateway_without_a_product_serves_calls(package: str, tmp_path: Path) 
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("package", ["gateway.features.degrade", "gateway.products.jobs.webhooks"])
+def test_the_tests_of_the_core_pass_without_the_folder_of_a_product(package: str, tmp_path: Path) -> None:
+    """In a copy of the tree, from which the folder is really deleted."""
+    for part in ("gateway", "policies", "tests"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.rmtree(tmp_path.joinpath(*package.split(".")))
+    core = [f"tests/core/test_{name}.py" for name in ("pipeline", "attempts", "hooks", "settle", "relay", "hedge")]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", *core]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    assert " passed" in ran.stdout
 
 
 @pytest.mark.parametrize(("product", "section"), list(zip(PRODUCT_SECTIONS, SECTIONS, strict=True)))

@@ -13,6 +13,7 @@ from gateway.admin.http import ACTIONS
 from gateway.cli.values import DEFAULT_URL, between, port_number
 from gateway.core.config.admission import KINDS
 from gateway.features.runs.cli_arguments import add_runs, add_workflows
+from gateway.installed import is_installed
 from gateway.products.jobs.cli_arguments import Actions, add_batch, add_dead_letters, add_jobs, add_webhooks
 from gateway.products.pipelines.cli_arguments import add_pipelines
 from gateway.settings import MOST_WORKERS
@@ -160,7 +161,10 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     add_dead_letters(
         commands.add_parser("dlq", help="what has failed for good: look, run again, throw away"), _add_admin
     )
-    add_webhooks(commands.add_parser("webhooks", help="who is told of the ends of jobs; tell again, test"), _add_admin)
+    if is_installed("gateway.products.jobs.webhooks"):
+        add_webhooks(
+            commands.add_parser("webhooks", help="who is told of the ends of jobs; tell again, test"), _add_admin
+        )
     add_workflows(commands.add_parser("workflows", help="what runs come to, from attempts to use"), _add_admin)
     add_runs(commands.add_parser("runs", help="runs of workflows: list, show"), _add_admin)
     add_batch(commands.add_parser("batch", help="run a file of requests as a batch, and fetch its answers"))

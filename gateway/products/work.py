@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
@@ -13,6 +14,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.snapshot import Policies
 from gateway.features.runs.step import WriteBehindSum
+from gateway.installed import is_installed
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.finish import BatchChecks, BatchFinalizer, PartialFiles
@@ -35,15 +37,12 @@ from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLe
 from gateway.products.jobs.http import JobRoutes, ReadBody
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
+from gateway.products.jobs.outward import Outward
 from gateway.products.jobs.rules import JOB_RULES, JOBS, DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of, run_of
 from gateway.products.jobs.service import JobService
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import BlobSweep, JobCleaning
-from gateway.products.jobs.webhooks.http import WebhookAdmin
-from gateway.products.jobs.webhooks.outward import Outward
-from gateway.products.jobs.webhooks.rules import WEBHOOK_SECRETS, WEBHOOKS
-from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, RequestedUrls, delivery_segments
 from gateway.products.jobs.worker import CrashSuspects, JobEngine, JobWorker, LastUsers, RunningWork, RunPiece, Write
 from gateway.products.pipelines.rules import AT_ONCE, count_of, rules_of_items, run_segment
 from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunReader
@@ -53,6 +52,12 @@ from gateway.products.responses.log import EventBuffers
 from gateway.products.responses.runner import ResponseJobs, ResponseMaintenance
 from gateway.products.responses.service import ForegroundResponses, ResponseService
 from gateway.products.routes import absent_routes
+
+if is_installed("gateway.products.jobs.webhooks"):
+    from gateway.products.jobs.webhooks.work import WebhookWork
+
+REST_S: Final = 3600.0
+"""Seconds until work whose product is not here is looked at again: it may be back by then."""
 
 
 class JobWork:
@@ -98,10 +103,6 @@ class JobWork:
         """The clock of jobs, which all their times are by."""
         self._blobs = blobs
         self._outwards = outwards
-        self.hooks = Endpoints(lambda: WEBHOOKS.of(policies.current), clock.monotonic, outwards[0])
-        self.hook_urls = RequestedUrls(
-            lambda: self._default_rules().allow_request_urls, self._hook_secrets, clock.monotonic, outwards[1]
-        )
         self._meter = meter
         self._make_call = make_call
         self._price_of = price_of
@@ -109,9 +110,10 @@ class JobWork:
         make_worker = self._make_worker if works else None
         self.engine = engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, last_users, waits=waits)
         rules, draw = self._default_rules, self._random.randbytes
-        self.webhooks = WebhookAdmin(
-            lambda: WEBHOOKS.of(policies.current), self.hooks, self.hook_urls, engine.reader, clock
-        )
+        self.webhooks: WebhookWork | None = None
+        """None: it is not installed."""
+        if is_installed("gateway.products.jobs.webhooks"):
+            self.webhooks = WebhookWork(policies, clock, engine.reader, outwards, self._random.random)
         self.service = JobService(engine, clock, rules, price_of, draw)
         self.files = FileService(engine, blobs, clock, lambda: JOBS.of(policies.current), draw)
         self.partial = PartialFiles(engine.reader, blobs)
@@ -164,7 +166,6 @@ class JobWork:
         chunks = ChunkRunner(store, blobs, self._server, clock, rules_of, draw, self._may_begin, dead_lines)
         checks = BatchChecks(store, blobs, self._policies, clock, rules_of, suspects)
         ends = BatchFinalizer(store, blobs, clock, rules_of)
-        deliveries = Deliveries(store, self.hooks, self.hook_urls, clock, draw)
         redrives = RedriveJobs(store, RedriveFactory(store, blobs, clock, default), clock)
         parts = self._parts = self._make_parts(store, chunks)
         changed = self.service.watchers.changed
@@ -186,11 +187,14 @@ class JobWork:
             else:
                 await (chunks if parts is None else parts).run(running)
 
+        async def rest(running: RunningWork) -> None:
+            await running.give_back(store, clock.wall() + REST_S)
+
         by_kind: Mapping[JobKind, RunPiece] = {
             JobKind.CALL: calls.run,
             JobKind.BATCH: run_batch,
             JobKind.RESPONSE: responses.run,
-            JobKind.DELIVERY: deliveries.run,
+            JobKind.DELIVERY: rest if self.webhooks is None else self.webhooks.deliveries(store).run,
             JobKind.REDRIVE: redrives.run,
             JobKind.RUN: runs.run,
         }
@@ -199,7 +203,7 @@ class JobWork:
             await by_kind[running.work.job.kind](running)
 
         def segments() -> Sequence[SegmentRules]:
-            hooks = delivery_segments(self.hooks, self.hook_urls, store)
+            hooks = () if self.webhooks is None else self.webhooks.segments(store)
             return [*hooks, run_segment(), *default().segments]
 
         def keep_s() -> float:
@@ -227,12 +231,6 @@ class JobWork:
         return NativeParts(
             *(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run, self._add_to_run)
         )
-
-    def _hook_secrets(self, name: str) -> tuple[bytes, ...]:
-        """Returns what signs the deliveries of a key, none where it is gone."""
-        policy = self._policies.current
-        keys = policy.keys.values() if policy.keys else [policy.anonymous]
-        return next((WEBHOOK_SECRETS.of(key) for key in keys if key.name == name), ())
 
     def _count_of(self, model: str) -> Count:
         return count_of(self._policies.current, model)

@@ -57,18 +57,20 @@ def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 async def serve(folder: Path) -> None:
-    """Starts a gateway, and makes a plain, a streamed and a retried call."""
+    """Starts a gateway, makes a plain, a streamed and a retried call, and has a job run."""
     from httpx import AsyncClient  # once the package is blocked, as all below
 
     from gateway.app import Gateway
     from gateway.emulator.app import EmulatorServer
     from gateway.emulator.config import Fault
+    from gateway.installed import is_installed
     from gateway.settings import Settings
 
     provider = EmulatorServer()
     await provider.start()
     path = folder / "config.yaml"
-    path.write_bytes(orjson.dumps(config_of(provider.base_url)))  # JSON is YAML
+    file = {"jobs": {"store": f"sqlite:///{folder}/jobs.db"}} if is_installed("gateway.products.jobs") else {}
+    path.write_bytes(orjson.dumps(config_of(provider.base_url, file=file)))  # JSON is YAML
     gateway = Gateway(Settings(config=path, host="127.0.0.1", port=0), {}, log_stream=io.StringIO())
     await gateway.start()
     ask = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -84,6 +86,14 @@ async def serve(folder: Path) -> None:
         retried = await client.post("/v1/chat/completions", json=ask)
         assert retried.status_code == 200, retried.text
         assert provider.emulator.stats.total - before == 2, "the first attempt came to nothing"
+        if file:
+            accepted = await client.post("/v1/chat/completions", json=ask, headers={"prefer": "respond-async"})
+            assert accepted.status_code == 202, accepted.text
+            url, status = f"/v1/jobs/{accepted.json()['id']}", "queued"
+            async with asyncio.timeout(20):
+                while status != "succeeded":
+                    await asyncio.sleep(0.02)
+                    status = (await client.get(url)).json()["status"]
         metrics = await client.get("/metrics")
         assert metrics.status_code == 200, metrics.text
     await gateway.stop()

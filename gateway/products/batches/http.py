@@ -41,9 +41,8 @@ from gateway.products.batches.service import BatchOwner, BatchService
 from gateway.products.jobs.answers_http import EventReaders
 from gateway.products.jobs.calls import ServeCall, read_reply
 from gateway.products.jobs.model import BATCH, FILE, Job, derived_file_id, is_ours, list_page
-from gateway.products.jobs.request import read_webhook_header
+from gateway.products.jobs.request import read_webhook_header, refuse_request_url
 from gateway.products.jobs.rules import JOBS
-from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.routes import RelayedResponse, caller_of, limit_of, own_routes, tenant_of
 from gateway.routes import json_response
 

@@ -26,6 +26,7 @@ from gateway.products.jobs.model import (
     CHECK,
     DRAW_BYTES,
     FILE,
+    REQUEST_URL,
     BatchNotCancellable,
     DedupeConflict,
     FileQuery,
@@ -48,7 +49,6 @@ from gateway.products.jobs.rules import JobRules, Jobs, JobSettings
 from gateway.products.jobs.service import segment_of
 from gateway.products.jobs.store import Blobs, BlobWriter, JobStore
 from gateway.products.jobs.upkeep import Watchers
-from gateway.products.jobs.webhooks.rules import REQUEST_URL
 from gateway.products.jobs.worker import JobEngine
 
 # --- batches: made, shown, listed and cancelled ---

@@ -613,3 +613,13 @@ class FileQuery(NamedTuple):
     after: str | None = None
     limit: int = 10_000
     is_newest_first: bool = True
+
+
+# --- what jobs know of the deliveries that follow them ---
+
+REQUEST_URL: Final = "webhook_url"
+"""The URL that a request named, in `about` of its job and of the delivery."""
+MESSAGE_ID: Final = "webhook_id"
+"""The `webhook-id` of a delivery that is made again, in `about`; of the first one it is the job's own."""
+DELIVERY_DEADLINE_S: Final = 7 * 86_400.0
+"""What was not delivered by then, because its endpoint was disabled, throttled or gone from the config, never is."""

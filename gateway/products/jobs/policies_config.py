@@ -32,6 +32,7 @@ from gateway.core.config.retries import CostEntry
 from gateway.core.config.schema import Entry, check, check_part, check_sets
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.types import LANES, ErrorClass
+from gateway.installed import is_installed
 from gateway.products.jobs.rules import (
     DEGRADING,
     WEBHOOK_SEGMENT,
@@ -47,6 +48,10 @@ from gateway.products.jobs.rules import (
     SegmentRules,
 )
 from gateway.products.responses.rules import StoreMode
+
+HAS_WEBHOOKS: Final = is_installed("gateway.products.jobs.webhooks")
+if HAS_WEBHOOKS:
+    pass
 
 _BUILT_IN: Final = JobRules()
 _BATCHES: Final = BatchRules()
@@ -212,7 +217,7 @@ def _segments(document: Document | None, name: str, entry: JobsSet) -> tuple[Seg
         return tuple(_BUILT_IN.segments)
     found = {one: check_part(SegmentEntry, document, (name, "segments", one)) for one in entry.segments}
     for one in found:
-        if one.startswith(WEBHOOK_SEGMENT):
+        if HAS_WEBHOOKS and one.startswith(WEBHOOK_SEGMENT):
             document.complain((name, "segments", one), f"names that begin with {WEBHOOK_SEGMENT} are those of webhooks")
     last = list(found)[-1]
     if found[last].below_usd is not None:

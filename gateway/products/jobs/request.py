@@ -14,8 +14,10 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.snapshot import Key, Setting
 from gateway.core.types import RawHeaders
-from gateway.products.jobs.webhooks.outward import NotPublic, read_public_url
+from gateway.products.jobs.outward import NotPublic, read_public_url
+from gateway.products.jobs.rules import JobRules
 
 MOST_RUN_AT_S: Final = 366 * 86_400.0
 MOST_DEADLINE_S: Final = 2 * MOST_RUN_AT_S
@@ -269,3 +271,31 @@ def canonical(body: bytes) -> bytes:
         return orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS)
     except ValueError:
         return body
+
+
+# --- the URL that a request names for the end of its job ---
+
+WEBHOOK_SECRETS: Final[Setting[tuple[bytes, ...]]] = Setting("webhook_secrets", ())
+"""Secrets of a key that sign what goes to URLs which its requests name; without any they cannot name one."""
+
+
+class WebhookNotAllowed(InvalidRequest):
+    """Requests may not name URLs here, or those of this key may not."""
+
+    code = "webhook_not_allowed"
+
+
+def refuse_request_url(url: str, rules: JobRules, key: Key) -> None:
+    """Raises WebhookNotAllowed where a request named a URL, and may not; an empty one was not named."""
+    if url and not rules.allow_request_urls:
+        raise WebhookNotAllowed(
+            "URLs in requests ('webhook', x-gateway-webhook) are not allowed here; set allow_request_urls: true in "
+            "policies/jobs.yaml, or name the endpoint in the config's section 'webhooks'.",
+            param="webhook",
+        )
+    if url and not WEBHOOK_SECRETS.of(key):
+        raise WebhookNotAllowed(
+            f"Nothing would sign what the URL in 'webhook' is told: give the key '{key.name}' webhook_secrets in the "
+            "config, or webhook_settings.request_secrets where there are no keys.",
+            param="webhook",
+        )

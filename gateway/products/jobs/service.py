@@ -22,6 +22,7 @@ from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,
     JOB,
+    REQUEST_URL,
     RUN,
     Accepted,
     DedupeConflict,
@@ -45,11 +46,10 @@ from gateway.products.jobs.request import (
     URGENT_FROM,
     JobOptions,
     canonical,
+    refuse_request_url,
 )
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.jobs.upkeep import Watchers
-from gateway.products.jobs.webhooks.rules import REQUEST_URL
-from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
 from gateway.products.pipelines.advance import as_run
 from gateway.products.pipelines.compile import PIPELINE

@@ -24,6 +24,7 @@ from gateway.features.reuse.outcome import SENT_KEY
 from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,
+    REQUEST_URL,
     RESPONSE,
     DedupeConflict,
     Job,
@@ -34,13 +35,18 @@ from gateway.products.jobs.model import (
     is_ours,
     new_id,
 )
-from gateway.products.jobs.request import QUERY, URGENT_FROM, USUAL_PRIORITY, canonical, read_metadata
+from gateway.products.jobs.request import (
+    QUERY,
+    URGENT_FROM,
+    USUAL_PRIORITY,
+    canonical,
+    read_metadata,
+    refuse_request_url,
+)
 from gateway.products.jobs.rules import JOBS, JobRules
 from gateway.products.jobs.service import refuse_callers_credential, segment_of
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.upkeep import Watchers
-from gateway.products.jobs.webhooks.rules import REQUEST_URL
-from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
 from gateway.products.responses.keeping import is_stateless
 from gateway.products.responses.log import EventBuffers, EventReading, Following

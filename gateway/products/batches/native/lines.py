@@ -57,9 +57,9 @@ from gateway.products.batches.output import ENDPOINT, MODELS, LineIdentity, answ
 from gateway.products.jobs.calls import NativeAccounts, ProviderBatches
 from gateway.products.jobs.dead_letters.rules import DEAD_CLASSES
 from gateway.products.jobs.model import FINALISE, Job, LineResult, line_id
+from gateway.products.jobs.outward import Unreachable
 from gateway.products.jobs.rules import USUAL_FACTOR, BatchRules
 from gateway.products.jobs.store import Blobs, JobStore
-from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.worker import RunningWork, committed
 
 # --- lines in the words of their provider, and its answers in those of the lines' owner ---

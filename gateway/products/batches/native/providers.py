@@ -35,7 +35,7 @@ from gateway.products.batches.native.formats import (
     read_batch,
     read_message_batch,
 )
-from gateway.products.jobs.webhooks.outward import Unreachable
+from gateway.products.jobs.outward import Unreachable
 
 ANSWER_S: Final = 60.0
 IDLE_S: Final = 60.0

@@ -63,10 +63,10 @@ from gateway.products.batches.output import (
 )
 from gateway.products.jobs.calls import AddToRun, MakeCall, NativeAccounts, ProviderBatches, add_to_no_run
 from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
+from gateway.products.jobs.outward import Unreachable
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
 from gateway.products.jobs.runner import run_of
 from gateway.products.jobs.store import Blobs, JobStore
-from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
 
 # --- requests for a part, and searches for what may have been asked ---

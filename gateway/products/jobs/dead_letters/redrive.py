@@ -25,7 +25,9 @@ from gateway.products.jobs.dead_letters.rules import (
 )
 from gateway.products.jobs.model import (
     DELIVERY,
+    DELIVERY_DEADLINE_S,
     JOB,
+    MESSAGE_ID,
     Job,
     JobKind,
     JobState,
@@ -38,7 +40,6 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.request import IDEMPOTENCY_KEY
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore
-from gateway.products.jobs.webhooks.rules import DEADLINE_S, MESSAGE_ID
 
 SEGMENT: Final = "replays"
 """The segment of redrives themselves; what they begin goes into the segment that it was in."""
@@ -203,7 +204,7 @@ def job_for_redrive(
     model = original.model
     if dead_letter.kind is LetterKind.DELIVERY:
         about[MESSAGE_ID] = original.about.get(MESSAGE_ID, original.id)
-        lasts_s = DEADLINE_S
+        lasts_s = DELIVERY_DEADLINE_S
     elif spec.to_model:
         payload_to_send = _with_model(payload, spec.to_model)
         if payload_to_send is None:

@@ -33,8 +33,8 @@ from gateway.products.jobs.model import (
     derived_redelivery_id,
     is_ours,
 )
+from gateway.products.jobs.outward import Unreachable
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.webhooks.rules import (
     ENDPOINT,
     OF,

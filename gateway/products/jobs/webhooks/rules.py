@@ -13,7 +13,17 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.snapshot import Setting
-from gateway.products.jobs.model import Job, JobKind, JobState, NewJob, derived_event_ids, derived_redelivery_id
+from gateway.products.jobs.model import (
+    DELIVERY_DEADLINE_S,
+    MESSAGE_ID,
+    REQUEST_URL,
+    Job,
+    JobKind,
+    JobState,
+    NewJob,
+    derived_event_ids,
+    derived_redelivery_id,
+)
 from gateway.products.jobs.rules import WEBHOOK_SEGMENT
 from gateway.products.responses.rules import STATUS
 
@@ -70,8 +80,6 @@ Webhooks = Mapping[str, WebhookRules]
 WEBHOOKS: Final[Setting[Webhooks]] = Setting("webhooks", {})
 """The receivers of the ends of jobs, by name."""
 WEBHOOK_SETTINGS: Final[Setting[WebhookSettings]] = Setting("webhook_settings", WebhookSettings())
-WEBHOOK_SECRETS: Final[Setting[tuple[bytes, ...]]] = Setting("webhook_secrets", ())
-"""Secrets of a key that sign what goes to URLs which its requests name; without any they cannot name one."""
 
 
 # --- when a delivery is tried, and what an endpoint's answer means for it and for the endpoint ---
@@ -83,8 +91,6 @@ Source: the Standard Webhooks specification, "Deliverability and Reliability".
 """
 JITTER: Final = 0.2
 """Each wait is as much as this longer or shorter, so that what failed together is not tried again together."""
-DEADLINE_S: Final = 7 * 86_400.0
-"""What was not delivered by then, because its endpoint was disabled, throttled or gone from the config, never is."""
 TIMEOUT_S: Final = 15.0
 """Seconds from the connection to the end of the answer."""
 IN_FLIGHT: Final = 4
@@ -150,12 +156,8 @@ OF: Final = "of"
 """The id of the job that has ended."""
 TENANT: Final = "tenant"
 """The tenant whose job it was."""
-REQUEST_URL: Final = "webhook_url"
-"""The URL that a request named, in `about` of its job and of the delivery."""
 REQUEST_KEY: Final = "webhook_key"
 """The name of the key whose secrets sign the delivery."""
-MESSAGE_ID: Final = "webhook_id"
-"""The `webhook-id` of a delivery that is made again, in `about`; of the first one it is the job's own."""
 EVENT_AT: Final = "event_at"
 """When the job had ended, in `about` of a delivery that is made again."""
 TEST_EVENT: Final = "test"
@@ -250,7 +252,7 @@ def _delivery_job(id: str, segment: str, now: float, about: Mapping[str, Any]) -
         state=JobState.QUEUED,
         created_at=now,
         run_at=now,
-        deadline=now + DEADLINE_S,
+        deadline=now + DELIVERY_DEADLINE_S,
         max_attempts=len(SCHEDULE_S),
         about=about,
     )

@@ -16,28 +16,23 @@ from typing import Final, NamedTuple
 from standardwebhooks import Webhook
 
 from gateway.core.clock import Clock
-from gateway.core.errors import InvalidRequest
 from gateway.core.limits.headers import parse_retry_after
-from gateway.core.snapshot import Key
-from gateway.products.jobs.model import Job, JobEnd, JobError, JobState
-from gateway.products.jobs.rules import WEBHOOK_SEGMENT, JobRules, SegmentRules
+from gateway.products.jobs.model import MESSAGE_ID, REQUEST_URL, Job, JobEnd, JobError, JobState
+from gateway.products.jobs.outward import FetchRefused, NotPublic, Outward, Unreachable, read_public_url
+from gateway.products.jobs.rules import WEBHOOK_SEGMENT, SegmentRules
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.webhooks.outward import FetchRefused, NotPublic, Outward, Unreachable, read_public_url
 from gateway.products.jobs.webhooks.rules import (
     ENDPOINT,
     EVENT,
     IN_FLIGHT,
-    MESSAGE_ID,
     OF,
     REQUEST_KEY,
-    REQUEST_URL,
     REQUESTED,
     REQUESTED_SEGMENT,
     REQUESTS_IN_FLIGHT,
     TENANT,
     TENANT_IN_FLIGHT,
     TIMEOUT_S,
-    WEBHOOK_SECRETS,
     DeliveryResult,
     WebhookRules,
     Webhooks,
@@ -246,28 +241,6 @@ _UNREADABLE: Final = "no public URL"
 
 Place = tuple[str, str]
 """Tenant and origin: what one tenant's endpoint has earned does not concern another's at the same host."""
-
-
-class WebhookNotAllowed(InvalidRequest):
-    """Requests may not name URLs here, or those of this key may not."""
-
-    code = "webhook_not_allowed"
-
-
-def refuse_request_url(url: str, rules: JobRules, key: Key) -> None:
-    """Raises WebhookNotAllowed where a request named a URL, and may not; an empty one was not named."""
-    if url and not rules.allow_request_urls:
-        raise WebhookNotAllowed(
-            "URLs in requests ('webhook', x-gateway-webhook) are not allowed here; set allow_request_urls: true in "
-            "policies/jobs.yaml, or name the endpoint in the config's section 'webhooks'.",
-            param="webhook",
-        )
-    if url and not WEBHOOK_SECRETS.of(key):
-        raise WebhookNotAllowed(
-            f"Nothing would sign what the URL in 'webhook' is told: give the key '{key.name}' webhook_secrets in the "
-            "config, or webhook_settings.request_secrets where there are no keys.",
-            param="webhook",
-        )
 
 
 class RequestedUrls:

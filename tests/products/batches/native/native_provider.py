@@ -11,7 +11,7 @@ import orjson
 
 from gateway.core.snapshot import Provider
 from gateway.products.batches.native.formats import NeverSent, ProviderRefused, RemoteBatch, read_batch
-from gateway.products.jobs.webhooks.outward import Unreachable
+from gateway.products.jobs.outward import Unreachable
 from tests.support.virtual import LoopClock
 
 EMPTY = "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing."

@@ -16,10 +16,19 @@ from gateway.products.jobs.calls import StoredRequest
 from gateway.products.jobs.dead_letters.redrive import LetterFilter, Redrive, RedriveFactory, redrive_job
 from gateway.products.jobs.dead_letters.rules import DeadGroup, LetterState, derived_letter_id
 from gateway.products.jobs.dead_letters.service import DeadLetterService, RedriveJobs
-from gateway.products.jobs.model import ClaimRequest, JobEnd, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.model import (
+    MESSAGE_ID,
+    ClaimRequest,
+    JobEnd,
+    JobError,
+    JobFlag,
+    JobKind,
+    JobQuery,
+    JobState,
+    NewJob,
+)
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.webhooks.rules import MESSAGE_ID
 from gateway.products.jobs.worker import JobEngine, RunningWork
 from tests.products.jobs.lives import Lives
 from tests.support.stage import Stage, few_lines

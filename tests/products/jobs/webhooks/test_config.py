@@ -9,8 +9,9 @@ import orjson
 import trustme
 
 from gateway.core.config.describe import describe
+from gateway.products.jobs.request import WEBHOOK_SECRETS
 from gateway.products.jobs.rules import JOBS
-from gateway.products.jobs.webhooks.rules import WEBHOOK_SECRETS, WEBHOOK_SETTINGS, WEBHOOKS, WebhookRules
+from gateway.products.jobs.webhooks.rules import WEBHOOK_SETTINGS, WEBHOOKS, WebhookRules
 from tests.rows import rows
 from tests.support.configs import ENVIRON, GOOD, load_text, problems_of
 

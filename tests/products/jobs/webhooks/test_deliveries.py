@@ -15,7 +15,7 @@ import pytest
 
 from gateway.products.jobs import worker as worker_module
 from gateway.products.jobs.model import JobFlag, JobState
-from gateway.products.jobs.webhooks.outward import Unreachable
+from gateway.products.jobs.outward import Unreachable
 from gateway.products.jobs.webhooks.rules import IN_FLIGHT, SCHEDULE_S
 from tests.products.jobs.webhooks.hooks import SECRET, Hooks, hook
 from tests.support.stage import fine

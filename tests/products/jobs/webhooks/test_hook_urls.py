@@ -16,25 +16,18 @@ import pytest
 from gateway.core.snapshot import Key, with_settings
 from gateway.products.jobs import worker as worker_module
 from gateway.products.jobs.model import JobState
+from gateway.products.jobs.outward import FetchRefused, Unreachable
+from gateway.products.jobs.request import WEBHOOK_SECRETS, WebhookNotAllowed, refuse_request_url
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.webhooks.outward import FetchRefused, Unreachable
 from gateway.products.jobs.webhooks.rules import (
     ENDPOINT,
     IN_FLIGHT,
     REQUESTED,
     SCHEDULE_S,
     TENANT_IN_FLIGHT,
-    WEBHOOK_SECRETS,
     DeliveryResult,
 )
-from gateway.products.jobs.webhooks.service import (
-    MOST_HOSTS,
-    AttemptResult,
-    DeliveryTurn,
-    RequestedUrls,
-    WebhookNotAllowed,
-    refuse_request_url,
-)
+from gateway.products.jobs.webhooks.service import MOST_HOSTS, AttemptResult, DeliveryTurn, RequestedUrls
 from tests.products.jobs.webhooks.hooks import SECRET, Hooks, hook
 from tests.products.jobs.webhooks.test_webhooks import JOB
 from tests.support.virtual import LoopClock, run

@@ -8,9 +8,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.jobs.model import DELIVERY, ENDS, EVENT, Job, JobKind, JobState, is_ours
+from gateway.products.jobs.model import DELIVERY, DELIVERY_DEADLINE_S, ENDS, EVENT, Job, JobKind, JobState, is_ours
 from gateway.products.jobs.webhooks.rules import (
-    DEADLINE_S,
     EVENTS,
     JITTER,
     SCHEDULE_S,
@@ -64,7 +63,9 @@ def test_waits_are_those_of_the_schedule(attempts: int, draw: float, asked_s: fl
 @given(DRAWS)
 def test_all_attempts_are_made_before_the_deadline(draw: float) -> None:
     """With all the jitter there may be, and a minute lost at each."""
-    assert sum(next_attempt_s(attempts, draw) or 0.0 for attempts in range(1, len(SCHEDULE_S))) + 600 < DEADLINE_S
+    assert (
+        sum(next_attempt_s(attempts, draw) or 0.0 for attempts in range(1, len(SCHEDULE_S))) + 600 < DELIVERY_DEADLINE_S
+    )
 
 
 @given(st.integers(1, 1000), ASKED)
