@@ -27,6 +27,7 @@ from starlette.routing import BaseRoute
 from gateway.admin.http import (
     Gather,
     KeptFile,
+    admin_routes,
     backup_routes,
     forget_copies,
     health_routes,
@@ -75,6 +76,7 @@ from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
 from gateway.installed import is_installed
+from gateway.own_products import OWN_PRODUCTS
 from gateway.process import container_bytes
 from gateway.products.batches.native.providers import HttpProviderBatches
 from gateway.products.jobs.admin import job_admin_routes
@@ -232,6 +234,9 @@ class Gateway:
             output_metrics=self._meters.outputs,
             group_metrics=self._meters.groups,
         )
+        self._own_products = [product(self._pipeline) for product in OWN_PRODUCTS]
+        for product in self._own_products:
+            self._telemetry.register(product.metrics)
         self._realtime = RealtimeSessions(self._pipeline, self._products.runs)
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)
@@ -477,7 +482,7 @@ class Gateway:
         if jobs is not None:
             around.append(AsyncAnswers(jobs.service, accounts, jobs.clock, self._meters.jobs))
             around.append(ResponseEndpoint(accounts, jobs.responses, jobs.foreground, readers))
-        self._pipeline.install((*around, *self._products.in_order()))
+        self._pipeline.install((*around, *self._products.in_order(), *self._own_products))
         edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
         health = health_routes(
             self._inflight,
@@ -546,6 +551,7 @@ class Gateway:
                 edge.intake.patience,
                 self._telemetry.costs,
             ),
+            *admin_routes(policies, {name: view for one in self._own_products for name, view in one.views().items()}),
             *cache_routes(policies, self._cache_desk, self._savings),
             *backup_routes(policies, state_file, find_jobs_file),
             *object_routes(policies, self._products.ownership),

@@ -16,6 +16,7 @@ from gateway.core.telemetry import CallLog, Telemetry
 from gateway.drivers.opening import MemoryStore
 from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import RunTable
+from gateway.own_products import OWN_PRODUCTS
 from gateway.products.jobs.respond_async import AsyncAnswers, may_become_job
 from gateway.products.jobs.rules import JOBS
 from gateway.products.pipelines.compile import PIPELINE
@@ -52,4 +53,4 @@ def products_around(policy: PolicySnapshot) -> tuple[CallProduct, ...]:
                 lambda facts, _asked: keeping_of(facts.policy, facts.key, facts.model, facts.endpoint) is not None,
             )
         )
-    return (*durable, *products.in_order())
+    return (*durable, *products.in_order(), *(product(pipeline) for product in OWN_PRODUCTS))

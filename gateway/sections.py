@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from gateway.core.config.product_sections import NotInstalled, Sections, SectionSpec
 from gateway.installed import is_installed
+from gateway.own_products import OWN_PRODUCTS
 
 
 class ProductSection(NamedTuple):
@@ -70,4 +71,4 @@ def section_of(product: ProductSection) -> SectionSpec:
     return section
 
 
-SECTIONS: Final[Sections] = tuple(map(section_of, PRODUCT_SECTIONS))
+SECTIONS: Final[Sections] = (*map(section_of, PRODUCT_SECTIONS), *(product.section for product in OWN_PRODUCTS))
