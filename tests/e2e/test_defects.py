@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.attempts import Attempts
+from gateway.core.admission.admission import Admission
 from gateway.core.pipeline import Pipeline
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, post
@@ -23,7 +23,7 @@ def take_logged(caplog: pytest.LogCaptureFixture) -> tuple[list[str], str]:
     return [kind.__name__ for kind in found if kind is not None], text
 
 
-@pytest.mark.parametrize(("where", "what"), [(Attempts, "open"), (Pipeline, "handle")])
+@pytest.mark.parametrize(("where", "what"), [(Admission, "admit"), (Pipeline, "handle")])
 async def test_a_defect_in_a_call_is_logged_with_its_traceback(
     gateway: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: type, what: str
 ) -> None:
