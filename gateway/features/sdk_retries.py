@@ -22,6 +22,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers
 from gateway.core.types import RawHeaders
+from gateway.features.reuse.service import StaleIsBetter
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, count_saved, follow
 
 RETRY_COUNT = b"x-stainless-retry-count"
@@ -82,6 +83,8 @@ class RepeatedCalls(CallFeature):
             if call.left and is_at_the_edge:
                 return Reply(CLIENT_GONE_STATUS, [])
             return await self._flights.join(call, ended) or reply
+        except StaleIsBetter:  # this call has a stale answer; one that repeats it looks for its own
+            raise
         except GatewayError as error:
             ended = error
             raise

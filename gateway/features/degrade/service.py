@@ -68,16 +68,18 @@ class SlowModels(CallFeature):
         as_it_came = call.body, call.parsed, call.max_tokens
         call.body, call.parsed, call.max_tokens = degraded.body, None, degraded.max_tokens
         try:
-            return await next(call)
+            reply = await next(call)
         except GatewayError:
             call.body, call.parsed, call.max_tokens = as_it_came  # it may become a job, which asks for all of it
             raise
+        reply.shared.append(_header(degraded))  # whoever shares the answer has asked for more, too
+        return reply
 
     def headers(self, call: Call, headers: Headers) -> None:
         """Appends the fields that were lowered."""
         degraded = DEGRADED.find(call)
         if degraded is not None:
-            headers.append((b"x-gateway-degraded", ", ".join(degraded.fields).encode()))
+            headers.append(_header(degraded))
 
     def closed(self, record: CallRecord) -> Mapping[str, object] | None:
         """Counts a call that asked for less; returns the fields that were lowered."""
@@ -111,3 +113,7 @@ class SlowModels(CallFeature):
         if now - latency.last_seen_at > RECENT_S:
             return 0.0
         return latency.quantile(0.95) or 0.0
+
+
+def _header(degraded: DegradedRequest) -> tuple[bytes, bytes]:
+    return b"x-gateway-degraded", ", ".join(degraded.fields).encode()

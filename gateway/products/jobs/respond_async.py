@@ -46,8 +46,9 @@ ASYNC_REQUEST: Final[Slot[AsyncRequest]] = Slot("async_request")
 
 def may_become_job(facts: RouteFacts, requested: frozenset[bytes]) -> bool:
     """Returns whether calls ask for a job, or their callers take one for an answer; not where a call is answered at once, or
-    says a part of itself in its path."""
-    return not facts.endpoint.is_no_job and (ACCEPTS_202.of(facts.key) or PREFER in requested)
+    says a part of itself in its path, nor where a job makes it: that would become a job again, without end."""
+    is_possible = not facts.endpoint.is_no_job and not facts.is_internal
+    return is_possible and (ACCEPTS_202.of(facts.key) or PREFER in requested)
 
 
 class AsyncAnswers(CallFeature):
@@ -81,6 +82,8 @@ class AsyncAnswers(CallFeature):
             self._accounts.withdraw(call)  # its job makes the calls
             call.comment = None  # its answer has a status of its own
             return await self._respond(call, job_request.headers, job_request.wait_s)
+        if call.is_begun:  # its answer can have no status of its own: no job can take the place of the call
+            return await next(call)
         if SENT_KEY.find(call) is not None and (repeated := await self._repeated(call)) is not None:
             self._accounts.withdraw(call)
             return repeated

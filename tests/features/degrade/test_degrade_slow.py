@@ -66,3 +66,22 @@ async def test_the_retry_of_a_lowered_call_is_known_by_what_its_client_sent() ->
 
     assert (await first)[1] == (await again)[1]
     assert len(bench.upstreams[0].sent) == 1
+
+
+async def test_the_retry_of_a_lowered_call_learns_that_it_was_lowered() -> None:
+    """It shares the answer, so it is told of it."""
+    gate, script = gated()
+    bench = Bench([ScriptedUpstream(script)], caching=Caching())
+    model = with_settings(bench.policy.models["m"], {DEGRADE: RULES})
+    latency = bench.admission.gates.line(model.targets[0], bench.call()).gate.health.whole_answer
+    for _ in range(2000):
+        latency.observe(12.0, bench.clock.now)
+    bench.clock.now += 2
+
+    first = await begin(bench, model=model, body=BODY)
+    again = await begin(bench, model=model, body=BODY, sdk_retry=1)
+    gate.set()
+
+    for reply, _ in (await first, await again):
+        degraded = [value for name, value in reply.headers if name == b"x-gateway-degraded"]
+        assert degraded == [b"reasoning_effort, max_completion_tokens"]
