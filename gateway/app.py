@@ -100,11 +100,7 @@ from gateway.products.jobs.store import (
 )
 from gateway.products.jobs.upkeep import CountedEnds
 from gateway.products.pipelines.http import PipelineAnswers
-from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
-from gateway.products.realtime.service import RealtimeMetrics, RealtimeSessions
-from gateway.products.realtime.upstream import SocketWire
 from gateway.products.responses.http import ResponseEndpoint
-from gateway.products.responses.socket import ResponseSocketDoor, ResponseSocketMetrics
 from gateway.products.responses.store import KeptBounds
 from gateway.products.work import JobWork, durable_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front
@@ -119,6 +115,12 @@ if is_installed("gateway.features.grouping"):
 if is_installed("gateway.products.jobs.webhooks"):
     from gateway.products.jobs.webhooks.http import webhook_routes
     from gateway.products.jobs.webhooks.rules import WEBHOOK_SETTINGS, WEBHOOKS, deliveries_of
+if is_installed("gateway.products.realtime"):
+    from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
+    from gateway.products.realtime.service import RealtimeMetrics, RealtimeSessions
+    from gateway.products.realtime.upstream import SocketWire
+if is_installed("gateway.products.responses.socket"):
+    from gateway.products.responses.socket import ResponseSocketDoor, ResponseSocketMetrics
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -142,8 +144,8 @@ class ProductMeters:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.caches = CacheMetrics()
-        self.realtime = RealtimeMetrics()
-        self.response_sockets = ResponseSocketMetrics()
+        self.realtime = RealtimeMetrics() if is_installed("gateway.products.realtime") else None
+        self.response_sockets = ResponseSocketMetrics() if is_installed("gateway.products.responses.socket") else None
         self.objects = ObjectMetrics()
         self.thinking = ThinkingMetrics()
         self.jobs = JobMeter(telemetry.metrics)
@@ -153,8 +155,10 @@ class ProductMeters:
         self.degrade = DegradeMetrics() if is_installed("gateway.features.degrade") else None
         self.state = SharedStoreMetrics()
         telemetry.register(self.caches, self.caches.count)
-        telemetry.register(self.realtime)
-        telemetry.register(self.response_sockets)
+        if self.realtime is not None:
+            telemetry.register(self.realtime)
+        if self.response_sockets is not None:
+            telemetry.register(self.response_sockets)
         telemetry.register(self.objects)
         telemetry.register(self.thinking)
         telemetry.register(self.jobs)
@@ -237,7 +241,9 @@ class Gateway:
         self._own_products = [product(self._pipeline) for product in OWN_PRODUCTS]
         for product in self._own_products:
             self._telemetry.register(product.metrics)
-        self._realtime = RealtimeSessions(self._pipeline, self._products.runs)
+        self._realtime = None
+        if is_installed("gateway.products.realtime"):
+            self._realtime = RealtimeSessions(self._pipeline, self._products.runs)
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)
         if self._shared is not None:
@@ -501,13 +507,15 @@ class Gateway:
             ),
             *RunRoutes(self._policies, self._runs, self._kept_clock).routes(),
         ]
-        self._realtime.present = lambda: self._policies.current
-        of_sockets = (self._policies, meter, self._clock, self._inflight)
-        targets = SocketTargets(lambda provider, model: SocketWire(provider, model, self._pools))
-        sockets = SocketDoors(
-            RealtimeEndpoint(self._realtime, edge.intake, targets, meter, self._clock, self._inflight),
-            ResponseSocketDoor(edge, RESPONSES, *of_sockets),
-        )
+        sockets = None
+        if self._realtime is not None and is_installed("gateway.products.responses.socket"):
+            self._realtime.present = lambda: self._policies.current
+            of_sockets = (self._policies, meter, self._clock, self._inflight)
+            targets = SocketTargets(lambda provider, model: SocketWire(provider, model, self._pools))
+            sockets = SocketDoors(
+                RealtimeEndpoint(self._realtime, edge.intake, targets, meter, self._clock, self._inflight),
+                ResponseSocketDoor(edge, RESPONSES, *of_sockets),
+            )
         admin = policy.server.admin_listen
         if self._only_works:  # it is asked for its health there: the options first, then the port of operators
             own_host, own_port = admin or (policy.server.host, policy.server.port)
@@ -581,8 +589,10 @@ class Gateway:
         """Sets the gauges of products, which are only looked at when somebody asks for metrics."""
         meters, jobs = self._meters, self._jobs
         meters.caches.set_store(self._store.stats())
-        meters.realtime.set_traffic(self._realtime.traffic())
-        meters.response_sockets.set_open(sum(one.is_connection for one in self._inflight.present()))
+        if meters.realtime is not None and self._realtime is not None:
+            meters.realtime.set_traffic(self._realtime.traffic())
+        if meters.response_sockets is not None:
+            meters.response_sockets.set_open(sum(one.is_connection for one in self._inflight.present()))
         meters.objects.set_objects(self._store.objects.entries, self._store.objects.lost)
         if jobs is not None and jobs.engine.opened is not None:
             meters.jobs.set_depth(jobs.engine.opened.depth(), jobs.clock.wall())

@@ -26,11 +26,14 @@ from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
 from gateway.dialects.memory import ThoughtMemory
 from gateway.dialects.model_lists import ModelLists
 from gateway.features.runs.table import RunTable
+from gateway.installed import is_installed
 from gateway.process import find_trim, resident_bytes
 from gateway.products.jobs.rules import JOBS
-from gateway.products.realtime.service import RealtimeSessions
 from gateway.products.work import JobWork
 from gateway.sections import SECTIONS
+
+if is_installed("gateway.products.realtime"):
+    from gateway.products.realtime.service import RealtimeSessions
 
 TICK_S = 1.0
 log = logging.getLogger("gateway")
@@ -147,7 +150,7 @@ class Housekeeping:
     runs: RunTable
     models: ModelLists
     memory: ThoughtMemory
-    realtime: RealtimeSessions
+    realtime: RealtimeSessions | None
     _loop_lag: LoopLag = field(default_factory=LoopLag)
     _give_back: GiveBack = field(default_factory=lambda: GiveBack(find_trim()))
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -192,7 +195,8 @@ class Housekeeping:
         for server in self.servers:
             server.tick()
         self.inflight.sweep(now)
-        self.realtime.sweep(now, is_draining=self.inflight.draining)
+        if self.realtime is not None:
+            self.realtime.sweep(now, is_draining=self.inflight.draining)
         self.admission.budgets.tick(self.policies.current)
         self.tick_store()
         self.memory.forget_old()

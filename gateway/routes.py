@@ -37,10 +37,15 @@ from gateway.dialects.http import (
     is_googles,
     models_page,
 )
+from gateway.installed import is_installed
 from gateway.products.pipelines.compile import PIPELINES
-from gateway.products.realtime.http import PATHS, RealtimeEndpoint
-from gateway.products.responses.socket import PATHS as SOCKET_PATHS
-from gateway.products.responses.socket import ResponseSocketDoor
+
+# Where one is not here, nobody gets its WebSockets.
+if is_installed("gateway.products.realtime"):
+    from gateway.products.realtime.http import PATHS, RealtimeEndpoint
+if is_installed("gateway.products.responses.socket"):
+    from gateway.products.responses.socket import PATHS as SOCKET_PATHS
+    from gateway.products.responses.socket import ResponseSocketDoor
 
 log = logging.getLogger("gateway.edge")
 

@@ -22,6 +22,7 @@ DELETABLE = (
     "gateway.features.grouping",
     "gateway.features.sdk_retries",
     "gateway.products.jobs.webhooks",
+    "gateway.products.realtime",
 )
 """The products without which a gateway runs; where one goes, those that need it go with it (`NEEDS`)."""
 

@@ -23,6 +23,7 @@ from gateway.app import Gateway
 from gateway.core.intake import InFlight
 from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig, parse_script_entry
+from gateway.products.realtime.service import RealtimeSessions
 from gateway.settings import Settings
 from tests.loopback import blocking_plain_http, plain_http
 
@@ -81,6 +82,12 @@ class Running:
     def inflight(self) -> InFlight:
         """Whom it serves right now."""
         return self.gateway._inflight
+
+    @property
+    def sessions(self) -> RealtimeSessions:
+        """Its realtime sessions."""
+        assert self.gateway._realtime is not None
+        return self.gateway._realtime
 
     def write_config(self, config: Mapping[str, Any] | str) -> None:
         """Replace the config file."""

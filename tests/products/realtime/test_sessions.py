@@ -396,7 +396,7 @@ async def test_who_does_not_read_holds_the_other_back(start: StartRealtime) -> N
                 before = sent
                 await asyncio.sleep(0.2)
             assert sent < 512
-            (open_one,) = gateway.gateway._realtime.open_sessions
+            (open_one,) = gateway.sessions.open_sessions
             assert open_one.client is not None
             assert open_one.client.congested
             assert open_one.provider.reading_paused
@@ -416,7 +416,7 @@ async def test_who_pings_and_reads_nothing_is_cut_off(start: StartRealtime, monk
         socket.transport.pause_reading()
         frame = Frame(Opcode.PING, b"p" * 125).serialize(mask=True) * 1000
         async with asyncio.timeout(20):
-            while gateway.gateway._realtime.open_sessions:
+            while gateway.sessions.open_sessions:
                 socket.transport.write(frame)
                 await asyncio.sleep(0)
         assert (await upstream.closed.get())[0] == 1001
@@ -523,7 +523,7 @@ async def test_a_drain_lets_a_response_end_first(start: StartRealtime) -> None:
     """A session that is quiet ends at once, one that is busy behind its `response.done`."""
     async with provider() as upstream:
         gateway = await start(upstream.url)
-        sessions = gateway.gateway._realtime
+        sessions = gateway.sessions
         async with session(gateway) as socket:
             await socket.recv()
             now = gateway.gateway._clock.monotonic()
@@ -543,7 +543,7 @@ async def test_silence_is_asked_and_then_taken_for_absence(start: StartRealtime)
     """Each side is sent a ping after 20 s without a word; who says nothing for another 20 s is gone."""
     async with provider() as upstream:
         gateway = await start(upstream.url)
-        sessions = gateway.gateway._realtime
+        sessions = gateway.sessions
         async with session(gateway) as socket:
             await socket.recv()
             (open_one,) = sessions.open_sessions
@@ -565,7 +565,7 @@ async def test_a_session_has_its_hour(start: StartRealtime) -> None:
     """And no more."""
     async with provider() as upstream:
         gateway = await start(upstream.url)
-        sessions = gateway.gateway._realtime
+        sessions = gateway.sessions
         async with session(gateway) as socket:
             await socket.recv()
             sessions.sweep(gateway.gateway._clock.monotonic() + 3600, is_draining=False)
@@ -611,7 +611,7 @@ async def test_nothing_is_left_of_many_sessions(start: StartRealtime) -> None:
         await asyncio.gather(*(one() for _ in range(20)))
         await gateway.idle()
         await until(lambda: not gateway.connections)
-        assert gateway.gateway._realtime.open_sessions == set()
+        assert gateway.sessions.open_sessions == set()
 
 
 async def test_without_the_package_the_answer_names_it(start: StartRealtime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,8 +277,8 @@ async def test_what_comes_behind_the_handshake_is_the_sessions(start: StartRealt
         async with session(gateway) as socket:
             assert [str(message) async for message in socket] == [str(number) for number in range(50)]
             assert (socket.close_code, socket.close_reason) == (1000, "done")
-        await until(lambda: not gateway.gateway._realtime.open_sessions)
-        assert gateway.gateway._realtime.traffic()["p0/gpt-realtime-2"] == (0, 0, 50, 0)
+        await until(lambda: not gateway.sessions.open_sessions)
+        assert gateway.sessions.traffic()["p0/gpt-realtime-2"] == (0, 0, 50, 0)
 
 
 @pytest.mark.parametrize("missing", ["sec-websocket-key", "sec-websocket-version", "connection"])
