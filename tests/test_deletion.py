@@ -29,7 +29,6 @@ DELETABLE = (
 IN_THE_WAY: Final[dict[str, set[str]]] = {
     "gateway.features.output": {
         "admin",
-        "gateway.features.reuse",
         "gateway.products.batches",
         "gateway.products.jobs",
         "gateway.products.pipelines",
@@ -179,7 +178,7 @@ def test_what_stands_in_the_way_of_other_products_is_known() -> None:
 
     found: dict[str, set[str]] = {package: set() for package in IN_THE_WAY}
     for module in MODULES.keys() - {
-        f"gateway.{name}" for name in ("app", "call_products", "sections", "products.work")
+        f"gateway.{name}" for name in ("app", "around", "call_products", "sections", "products.work")
     }:
         own = package_of(module)
         for package in {package_of(name) for name in all_imports_of(module)} - {None, own}:

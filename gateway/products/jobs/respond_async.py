@@ -84,9 +84,15 @@ class AsyncAnswers(CallFeature):
             return await self._respond(call, job_request.headers, job_request.wait_s)
         if call.is_begun:  # its answer can have no status of its own: no job can take the place of the call
             return await next(call)
-        if SENT_KEY.find(call) is not None and (repeated := await self._repeated(call)) is not None:
-            self._accounts.withdraw(call)
-            return repeated
+        if SENT_KEY.find(call) is not None:
+            try:
+                repeated = await self._repeated(call)
+            except GatewayError:  # its key is another request's: it never was a call
+                self._accounts.withdraw(call)
+                raise
+            if repeated is not None:
+                self._accounts.withdraw(call)
+                return repeated
         try:
             return await next(call)
         except AdmissionDenied as refusal:
