@@ -395,6 +395,8 @@ def _refuse(key: Key, name: str) -> None:
 # --- the intake ---
 
 _USER_AGENT = b"user-agent"
+MOST_VARIANTS = 64
+"""The most combinations of options of which a route remembers the hooks: clients choose them, and there are very many."""
 log = logging.getLogger("gateway.intake")
 TRY_LATER, RESTART, POLICY = 1013, 1012, 1008
 """Why a WebSocket is closed (IANA's WebSocket Close Code Number Registry)."""
@@ -718,6 +720,8 @@ class Intake:
         """Returns the hooks of calls along this route that ask for these options; compiled once."""
         hooks = plan.variants.get(requested)
         if hooks is None:
+            if len(plan.variants) >= MOST_VARIANTS:
+                plan.variants.clear()
             hooks = plan.variants[requested] = self._pipeline.hooks_of(plan.facts, requested)
         return hooks
 

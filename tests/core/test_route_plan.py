@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.core.intake import MOST_VARIANTS, InFlight, Intake
 from gateway.core.request_fields import MOST_PLANS, RoutePlans, plan_route
-from gateway.core.snapshot import Holding, Key
+from gateway.core.snapshot import Holding, Key, Policies
+from gateway.core.waiting import Shedding
 from gateway.dialects.endpoints import CHAT, EMBEDDINGS
 from tests.support.flow import Bench, ScriptedUpstream
 
@@ -23,6 +25,19 @@ def test_clients_who_choose_names_cannot_make_a_snapshots_plans_grow_for_ever() 
 
     assert plans.get(routes[-1]) is plan
     assert sum(plans.get(route) is not None for route in routes) <= MOST_PLANS
+
+
+def test_clients_who_choose_options_cannot_make_a_routes_hooks_grow_for_ever() -> None:
+    """Headers that bring in a product can be sent in any combination."""
+    bench = Bench([ScriptedUpstream()])
+    intake = Intake(Policies(bench.policy), bench.clock, InFlight(), Shedding(), bench.pipeline)
+    plan = plan_route(bench.policy, WEB, bench.policy.models["m"], CHAT, is_callers=False)
+    for number in range(3 * MOST_VARIANTS):
+        intake._hooks_for(plan, frozenset((b"%d" % number,)))
+
+    assert 0 < len(plan.variants) <= MOST_VARIANTS
+    last = frozenset((b"%d" % (3 * MOST_VARIANTS - 1),))
+    assert intake._hooks_for(plan, last) is plan.variants[last], "compiled once"
 
 
 def test_a_plan_has_the_keys_lane_tenant_and_deadline() -> None:
