@@ -301,14 +301,14 @@ Open: TypeAlias = Callable[[Call], Awaitable[Opened]]
 class CallFeature:
     """What one product does for the calls of one route. A hook that a class does not override is not called.
 
-    | hook    | when                                       | may                                               | must not     |
-    |---------|--------------------------------------------|---------------------------------------------------|--------------|
-    | read    | the request is parsed; the innermost first | fill its slot, raise a GatewayError               | wait, reserve|
-    | serve   | around the whole call, the outermost first | answer itself, wait, call `next` once, raise      | read the prov|
-    | open    | around all attempts, before a client byte  | replace the answer, ask again, read whole bodies  | close the acc|
-    | relay   | around the chunks of a stream              | read and hold back chunks                         | add to an eve|
-    | headers | an answer's or error's headers are made    | append headers                                    | wait, raise  |
-    | closed  | the account has been closed, once          | count, charge, return fields for the call log     | wait         |
+    | hook    | when                                       | may                                              | must not      |
+    |---------|--------------------------------------------|--------------------------------------------------|---------------|
+    | read    | the request is parsed; the innermost first | fill its slot, raise a GatewayError              | wait, reserve |
+    | serve   | around the whole call, the outermost first | answer itself, wait, call `next` once, raise     | read bytes    |
+    | open    | around all attempts, before a client byte  | replace the answer, ask again, read whole bodies | settle        |
+    | relay   | around the chunks of a stream              | read and hold back chunks                        | add bytes     |
+    | headers | an answer's or error's headers are made    | append headers                                   | wait          |
+    | closed  | the account has been closed, once          | count, charge, return fields for the call log    | wait          |
 
     `read`, `headers` and `closed` are sync. A defect in `headers` or `closed` is logged and hurts nobody; in another hook it is
     the 500 of its call. A feature that has a reply or a stream from `next`, and does not return it, closes it. One that runs
