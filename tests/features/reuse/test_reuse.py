@@ -561,7 +561,7 @@ async def test_an_answer_larger_than_an_entry_may_be_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [frozenset[bytes](), frozenset((b"idempotency-key",)), frozenset((b"x-gateway-step",))]
+    "requested", [frozenset[bytes](), frozenset((b"idempotency-key",)), frozenset((b"x-gateway-step",))]
 )
 @pytest.mark.parametrize("caching", [Caching(coalesce="off"), Caching(), EXACT])
 async def test_a_provider_s_own_answer_says_once_that_it_is_one(caching: Caching, requested: frozenset[bytes]) -> None:
