@@ -44,13 +44,13 @@ def products_around(policy: PolicySnapshot) -> tuple[CallProduct, ...]:
     pipeline = Pipeline(clock, meter, AttemptDeadlines(), Admission(clock, meter, policy, lambda: 0.5))
     runs = RunTable(clock, lambda: WORKFLOWS.of(policy))
     products = install_products(pipeline, MemoryStore(policy.store, clock.wall), runs=runs)
-    durable = [_Unserved(PipelineAnswers, lambda facts, _asked: PIPELINE in facts.model.settings)]
+    durable = [_Unserved(PipelineAnswers, lambda facts, _requested: PIPELINE in facts.model.settings)]
     if JOBS.of(policy).settings.is_on:
         durable.append(_Unserved(AsyncAnswers, may_become_job))
         durable.append(
             _Unserved(
                 ResponseEndpoint,
-                lambda facts, _asked: keeping_of(facts.policy, facts.key, facts.model, facts.endpoint) is not None,
+                lambda facts, _requested: keeping_of(facts.policy, facts.key, facts.model, facts.endpoint) is not None,
             )
         )
     return (*durable, *products.in_order(), *(product(pipeline) for product in OWN_PRODUCTS))

@@ -145,9 +145,8 @@ class Attempts:
             trials = (
                 None if step is None else admission.gates.line(attempt.target, call).gate.health.responsiveness.trials
             )
-            if (
-                trials is not None
-            ):  # it has failed before: where enough such calls wait, no further one follows (`doubt`)
+            # It has failed before: where enough such calls wait, no further one follows (`doubt`).
+            if trials is not None:
                 trials[id(call)] = self._clock.monotonic()
             try:
                 if late_after_s is None:

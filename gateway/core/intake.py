@@ -597,9 +597,8 @@ class Intake:
         index, headers, endpoint = cycle.index, cycle.headers, cycle.endpoint
         now = self._clock.monotonic()
         plans = self._plans
-        if (
-            plans.policy is not policy
-        ):  # from a reload on, the plans of the new policy are kept; calls under way have others
+        # From a reload on, the plans of the new policy are kept; calls under way have others.
+        if plans.policy is not policy:
             plans = RoutePlans(policy)
             if policy is self._policies.current:
                 self._plans = plans
@@ -607,9 +606,8 @@ class Intake:
         if plan is None:
             plan = self._find_plan(served, plans, peeked.model)
         served.plan = plan
-        if (
-            plan.endpoint is not endpoint
-        ):  # a call without a model that is passed through: nothing of its body counts here
+        # A call without a model that is passed through: nothing of its body counts here.
+        if plan.endpoint is not endpoint:
             endpoint, peeked = plan.endpoint, Peeked("")
         if plan.is_restricted and endpoint.request != "any":  # a provider may read another model than we do
             refuse_other_readings(key, endpoint, peeked.parsed or (), body, index)

@@ -229,9 +229,8 @@ class Accounts:
         for closed in () if hooks is None else hooks.closed:
             try:
                 fields = closed(record)
-            except (
-                Exception
-            ):  # the account is closed: a defect of a product must not undo that, nor keep others from it
+            except Exception:
+                # The account is closed: a defect of a product must not undo that, nor keep others from it.
                 log.exception("a product failed at the end of call %s", call.id)
             else:
                 if fields:

@@ -141,9 +141,8 @@ class Pipeline:
         if isinstance(opened, Stream):
             try:
                 return self._stream_reply(call, opened)
-            except (
-                BaseException
-            ):  # a feature has failed at it: no reply is left whose `close` would hang up on the provider
+            except BaseException:
+                # A feature has failed at it: no reply is left whose `close` would hang up on the provider.
                 await opened.relay.aclose()
                 raise
         return self._whole_reply(call, opened)
@@ -196,9 +195,8 @@ class Pipeline:
 
         async def close() -> None:
             await chunks.aclose()
-            if (
-                chunks is not unwatched
-            ):  # a feature that is closed, or has failed, leaves what it reads where that stands
+            # A feature that is closed, or has failed, leaves what it reads where that stands.
+            if chunks is not unwatched:
                 await unwatched.aclose()
             # A generator that never ran has not closed its relay.
             await relay.aclose()

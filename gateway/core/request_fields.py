@@ -153,7 +153,7 @@ _ONE_ONLY = frozenset(
 )
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
-    b"x-stainless-timeout x-server-timeout x-stainless-retry-count prefer "
+    b"x-stainless-timeout x-server-timeout x-stainless-retry-count "
     b"x-gateway-strict".split()
 )
 """The core's own headers by which a call may ask for something or say something of itself; products have others. A request

@@ -126,7 +126,7 @@ def as_it_is(_upstream: Upstream, _languages: TargetLanguages, _place: str) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenLanguage:
+class DialectLanguage:
     """What one target speaks, by the tables of the dialects."""
 
     languages: TargetLanguages
@@ -173,7 +173,7 @@ class DialectLanguages:
         approximates: bool = False,
         sets: frozenset[str] = frozenset(),
         as_listed: bool = False,
-    ) -> SpokenLanguage:
+    ) -> DialectLanguage:
         """Returns what a target speaks, with a model of this name."""
         name, model = place
         table = MODEL_TABLE.of(policies)
@@ -186,4 +186,4 @@ class DialectLanguages:
             sets=sets,
             find_sources=table.sources,
         ).at(name)
-        return SpokenLanguage(languages, model, self._convert)
+        return DialectLanguage(languages, model, self._convert)

@@ -66,7 +66,7 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
 
 def describe_redis(shared: SharedState | None) -> dict[str, Any] | None:
     """Returns a Redis without its login."""
-    return None if shared is None else shown(shared, url=masked(shared.url))
+    return None if shared is None else shown(shared, url=without_password(shared.url))
 
 
 def describe_provider(provider: Provider) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def describe_provider(provider: Provider) -> dict[str, Any]:
         provider,
         *("name", "is_self_hosted", "is_stand_in"),
         group=provider.group or provider.name,
-        base_url=masked(provider.base_url),
+        base_url=without_password(provider.base_url),
         api_key="set" if provider.api_key else "absent" if provider.auth is not None else "absent (caller's own)",
         auth=None if provider.auth is None else str(provider.auth),
         headers=[name for name, _ in provider.headers],
-        proxy=masked(provider.proxy) if provider.proxy else None,
+        proxy=without_password(provider.proxy) if provider.proxy else None,
     )
 
 
@@ -214,7 +214,7 @@ def _price(rates: Rates | None) -> dict[str, Any] | None:
     return shown
 
 
-def masked(url: str) -> str:
+def without_password(url: str) -> str:
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url

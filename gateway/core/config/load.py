@@ -135,9 +135,8 @@ def load_snapshot(
     models, sharing = build_models(reading, routes, policies, target_parts, sections)
     passthrough = passthrough_target(providers[relayed.provider], policies, target_parts) if relayed else None
     for target in (target for one in models.values() for target in one.targets):
-        if (
-            target.model is not None
-        ):  # its price is known from now on, so that no call has to look it up: finders remember
+        # Its price is known from now on, so that no call has to look it up: finders remember.
+        if target.model is not None:
             target.find_rates(target.model)
     documents = (document, *policies.documents)
     authorities = {one.ca_file: one.ca_digest or "" for one in providers.values() if one.ca_file is not None}

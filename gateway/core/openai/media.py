@@ -48,7 +48,7 @@ def read_media_answer(answer: dict[str, Any]) -> Usage | None:
     return replace(usage, parts=replace(usage.parts, audio_s=seconds))
 
 
-class _Spoken:
+class _Speech:
     """Speech that is made of a text. Implements `MediaUsage`, as the next two."""
 
     def certain(self, reported: Usage | None, body: bytes, request: dict[str, Any]) -> Usage:
@@ -104,7 +104,7 @@ class _Transcribed:
         return _filled(certain, replace(parts, audio_input=parts.audio_input or read), read, made)
 
 
-SPEECH: Final = _Spoken()
+SPEECH: Final = _Speech()
 PICTURES: Final = _Pictured()
 TRANSCRIPTION: Final = _Transcribed()
 

@@ -167,11 +167,6 @@ class RunChange:
         )
 
     @property
-    def is_labelled(self) -> bool:
-        """Returns whether somebody has spoken of its outcome or its use."""
-        return self.outcome is not None or self.usable is not None
-
-    @property
     def total(self) -> TaskSum:
         return sum(self.tasks.values(), TaskSum())
 

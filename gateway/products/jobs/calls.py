@@ -389,9 +389,8 @@ class CallServer:
             log.exception("defect while serving %s", request.id)  # as at the edge: this request's, and nobody else's
             return self._refused(call, InternalError(), request)
         verdict = verdict_of_status(answer.status)
-        if (
-            call.outcome == ErrorClass.AUTH
-        ):  # a 502 to the caller, where the credential is ours; no try of ours mends it
+        # A 502 to the caller, where the credential is ours; no try of ours mends it.
+        if call.outcome == ErrorClass.AUTH:
             verdict = WorkVerdict(Outcome.PERMANENT)
         if reply.chunks is not None and call.outcome != "ok":  # the stream broke off behind its status line
             verdict = WorkVerdict(Outcome.TRANSIENT)

@@ -128,9 +128,8 @@ class Secrets:
     def mask(self, block: bytes) -> bytes:
         """The block without them; the very same object where it holds none."""
         for probe in self.probes:
-            if (
-                block.replace(probe, probe) is not block
-            ):  # the cheapest search there is: it gives back what it was given
+            # The cheapest search there is: it gives back what it was given.
+            if block.replace(probe, probe) is not block:
                 return self.mask_all(block)
         return block
 

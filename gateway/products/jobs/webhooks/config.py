@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from gateway.core.config.describe import masked, plain
+from gateway.core.config.describe import plain, without_password
 from gateway.core.config.describe import shown as shown_fields
 from gateway.core.config.fields import Names, ProxyUrl, Section, Text, problem_of, split_url
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings, placed_after
@@ -96,7 +96,7 @@ class WebhooksSection(SectionSpec):
         """Shows the receivers, and how webhooks leave, without what may be secret."""
         shown = placed_after(["passthrough_admin"], shown, webhooks=plain(WEBHOOKS.of(snapshot)))
         settings = WEBHOOK_SETTINGS.of(snapshot)
-        proxy = masked(settings.egress_proxy) if settings.egress_proxy else None
+        proxy = without_password(settings.egress_proxy) if settings.egress_proxy else None
         return placed_after(["models"], shown, webhook_settings=shown_fields(settings, egress_proxy=proxy))
 
 
