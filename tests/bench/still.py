@@ -72,10 +72,10 @@ class System:
 
 
 @asynccontextmanager
-async def gateway(provider_port: int) -> AsyncIterator[System]:
-    """A gateway with two written limits and all default policies."""
+async def gateway(provider_port: int, more: str = "", of_model: str = "") -> AsyncIterator[System]:
+    """A gateway with two written limits and all default policies; `more` and `of_model` are more of its config."""
     times = _stand_still()
-    async with _started(provider_port) as port:
+    async with _started(provider_port, more, of_model) as port:
         yield System(port, times)
 
 
@@ -88,9 +88,9 @@ async def gateway_without_ticks(provider_port: int) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def _started(provider_port: int) -> AsyncIterator[int]:
+async def _started(provider_port: int, more: str = "", of_model: str = "") -> AsyncIterator[int]:
     with tempfile.TemporaryDirectory(prefix="gateway-still-") as folder:
-        config = write_gateway_config(Path(folder), 0, provider_port)
+        config = write_gateway_config(Path(folder), 0, provider_port, more, of_model)
         one = Gateway(Settings(config=config, port=0), {}, log_stream=io.StringIO())
         await one.start()
         try:

@@ -198,15 +198,17 @@ def _gateway(folder: Path, port: int, upstream_port: int, more: str = "") -> lis
     return [sys.executable, "-m", "gateway", "serve", "--config", str(config), "--log-format", "json"]
 
 
-def write_gateway_config(folder: Path, port: int, upstream_port: int, more: str = "") -> Path:
-    """All default policies in force; the targets' limits are there to be checked, and too high to be felt."""
+def write_gateway_config(folder: Path, port: int, upstream_port: int, more: str = "", of_model: str = "") -> Path:
+    """All default policies in force; the targets' limits are there to be checked, and too high to be felt.
+
+    `more` goes below `models`, with all that follows there; `of_model` are lines of the model that plain calls ask for."""
     config = folder / "gateway.yaml"
     canned = f"base_url: 'http://127.0.0.1:{upstream_port}/v1', api_key: sk-bench"
     limits = "rpm: 1000000000, tpm: 1000000000000"
     config.write_text(
         f"server: {{host: 127.0.0.1, port: {port}, grace: 1s}}\n"
         f"providers:\n  canned: {{dialect: openai, {canned}}}\n  claude: {{dialect: anthropic, {canned}}}\n"
-        f"models:\n  {MODEL}:\n    targets: [{{provider: canned, model: {MODEL}, {limits}}}]\n"
+        f"models:\n  {MODEL}:\n    targets: [{{provider: canned, model: {MODEL}, {limits}}}]\n{of_model}"
         f"  {CLAUDE}:\n    targets: [{{provider: claude, model: {CLAUDE}, {limits}}}]\n{more}"
     )
     return config

@@ -71,6 +71,16 @@ def test_a_call_runs_through_no_more(recorded: Any, walked: Any, kind: str) -> N
     assert now["modules"] == most["modules"], RENEW
 
 
+def test_products_of_which_a_call_asks_nothing_cost_it_little() -> None:
+    """With all of them in the config its bytecodes are at most 2 % above those with none."""
+    command = [sys.executable, "-m", "tests.rails.walk", "products"]
+    ended = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+
+    assert found["bare"] < found["all"] <= found["bare"] * 1.02
+
+
 def _most(walks: Any, kind: str) -> dict[str, float]:
     is_known = this_python() in walks
     known = [walks[this_python()][kind]] if is_known else [one[kind] for one in walks.values()]

@@ -4,7 +4,8 @@ The gateway runs in this process with a clock that stands still (`tests.bench.st
 its provider. The thread of the event loop records with `sys.setprofile`, then again with `sys.settrace`. So the figures are the
 same on each run, and on a busy machine.
 
-    python -m tests.rails.walk      # prints them as JSON
+    python -m tests.rails.walk              # prints them as JSON
+    python -m tests.rails.walk products     # prints what products cost a call that asks nothing of them
 """
 
 from __future__ import annotations
@@ -47,6 +48,20 @@ TIMES = 5
 SETTLE_S = 0.02
 """How long work goes on behind the last byte of an answer."""
 EVENTS = 3
+KEY = "web-key-0123456789abcdef"
+KEYED = f"keys:\n  - {{name: web, key: {KEY}}}\n"
+ALL_OF_A_MODEL = """\
+    degrade: {when: {first_byte_p95_above: 10s}, set: {max_completion_tokens: 512}}
+    group_embeddings: {window: 5ms, most: 64}
+"""
+ALL_PRODUCTS = f"""\
+jobs: {{store: "sqlite:///jobs.db"}}
+webhooks:
+  crm: {{url: "https://crm.internal/hooks", secrets: [whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw]}}
+keys:
+  - {{name: web, key: {KEY}, accepts_202: true, keeps_responses: true}}
+"""
+"""Products that are there for all calls, and of which a plain call asks nothing."""
 
 Figures = dict[str, dict[str, int]]
 """By kind of call: `modules`, `changes`, and of whole answers `bytecodes`."""
@@ -119,6 +134,25 @@ async def measure() -> Figures:
     return figures
 
 
+async def measure_products() -> dict[str, int]:
+    """Return the bytecodes of a plain call with a key: `bare`, and `all` where all products are configured."""
+    found = {}
+    for name, more, of_model in (("bare", KEYED, ""), ("all", ALL_PRODUCTS, ALL_OF_A_MODEL)):
+        with closing(BothEnds()) as ends:
+            async with gateway(ends.provider_port, more, of_model) as system:
+                ends.connect(system.port)
+                ends.headers = {"authorization": f"Bearer {KEY}"}
+                found[name] = await asyncio.to_thread(_measure_plain, asyncio.get_running_loop(), ends, system.times)
+    return found
+
+
+def _measure_plain(loop: asyncio.AbstractEventLoop, ends: BothEnds, times: Times) -> int:
+    ends.plain(WARM)
+    times.minute_later()
+    ends.plain(WARM)
+    return _least(loop, lambda: ends.plain(1), BytecodeRecorder)["bytecodes"]
+
+
 def _measure_wait(loop: asyncio.AbstractEventLoop, ends: BothEnds) -> Figures:
     ends.plain(WARM)
     ends.headers = SDK
@@ -171,4 +205,5 @@ def _in_loop(loop: asyncio.AbstractEventLoop, do: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(uvloop.run(measure())) + "\n")
+    figures: Any = uvloop.run(measure_products() if sys.argv[1:] == ["products"] else measure())
+    sys.stdout.write(json.dumps(figures) + "\n")

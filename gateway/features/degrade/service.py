@@ -6,7 +6,8 @@ say, and no longer when all are well below that again. It looks about once a sec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -39,30 +40,63 @@ class DegradeMetrics(MetricTable):
         )
 
 
-class SlowModels(CallFeature):
-    """Watches the models whose calls may be degraded, and has these calls ask for less while their model is slow."""
-
-    __slots__ = ("_clock", "_gates", "_metrics", "_seen")
+class SlowModels:
+    """The product: watches the models whose calls may be degraded."""
 
     name = "degrade"
     options: frozenset[bytes] = frozenset()
+    absent_headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, clock: Clock, gates: Gates, metrics: DegradeMetrics) -> None:
         self._clock = clock
         self._gates = gates
         self._metrics = metrics
-        self._seen: dict[str, tuple[float, bool]] = {}
-        """By model, when to look again, and whether it is slow; as many as the config has."""
+        self._seen: dict[str, _Seen] = {}
+        """By model; as many as the config has had."""
 
     def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
-        """Returns itself for the calls of models that have rules."""
-        return None if DEGRADE.of(facts.model) is None else self
+        """Returns its feature for the calls of models that have rules."""
+        rules = DEGRADE.of(facts.model)
+        if rules is None or facts.endpoint.request != "json":
+            return None
+        seen = self._seen.setdefault(facts.model.name, _Seen())
+        return CallsOfModel(rules, seen, self._clock, self._gates, self._metrics)
 
-    async def serve(self, call: Call, next: Serve) -> Reply:
+
+@dataclass(slots=True)
+class _Seen:
+    """What was last seen of a model."""
+
+    is_slow: bool = False
+    until: float = 0.0
+    """When to look again."""
+
+
+class CallsOfModel(CallFeature):
+    """Has the calls of one model ask for less while the model is slow."""
+
+    __slots__ = ("_clock", "_gates", "_metrics", "_rules", "_seen")
+
+    def __init__(self, rules: LatencyRules, seen: _Seen, clock: Clock, gates: Gates, metrics: DegradeMetrics) -> None:
+        self._rules = rules
+        self._seen = seen
+        self._clock = clock
+        self._gates = gates
+        self._metrics = metrics
+
+    def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
         """Returns the reply to the call, which asks its provider for less while its model is slow."""
-        rules = DEGRADE.of(call.model)
-        degraded = None if rules is None else self._degraded(call, rules)
-        if degraded is None:
+        seen, now = self._seen, self._clock.monotonic()
+        if now >= seen.until:
+            seen.is_slow, seen.until = self._look(call, now), now + LOOK_AGAIN_S
+        if not seen.is_slow or call.large is not None:
+            return next(call)
+        return self._serve_for_less(call, next)
+
+    async def _serve_for_less(self, call: Call, next: Serve) -> Reply:
+        parsed = orjson.loads(call.body) if call.parsed is None else call.parsed
+        degraded = degraded_request(call.endpoint.name, call.body, parsed, call.max_tokens, self._rules)
+        if degraded is None:  # it asks for no more than that
             return await next(call)
         DEGRADED.put(call, degraded)
         as_it_came = call.body, call.parsed, call.max_tokens
@@ -77,35 +111,20 @@ class SlowModels(CallFeature):
 
     def headers(self, call: Call, headers: Headers) -> None:
         """Appends the fields that were lowered."""
-        degraded = DEGRADED.find(call)
-        if degraded is not None:
+        if call.slots is not None and (degraded := DEGRADED.find(call)) is not None:
             headers.append(_header(degraded))
 
     def closed(self, record: CallRecord) -> Mapping[str, object] | None:
         """Counts a call that asked for less; returns the fields that were lowered."""
-        degraded = DEGRADED.find(record.call)
-        if degraded is None:
+        if record.call.slots is None or (degraded := DEGRADED.find(record.call)) is None:
             return None
         self._metrics.degraded.totals[(record.call.model.name,)] += 1
         return {"degraded": list(degraded.fields)}
 
-    def _degraded(self, call: Call, rules: LatencyRules) -> DegradedRequest | None:
-        """Returns the request with its fields lowered; None: its model is fast enough, or it asks for no more than that."""
-        if call.large is not None or call.endpoint.request != "json" or not self._is_slow(call, rules):
-            return None
-        parsed = orjson.loads(call.body) if call.parsed is None else call.parsed
-        return degraded_request(call.endpoint.name, call.body, parsed, call.max_tokens, rules)
-
-    def _is_slow(self, call: Call, rules: LatencyRules) -> bool:
-        now = self._clock.monotonic()
-        name = call.model.name
-        look_at, was_slow = self._seen.get(name, (0.0, False))
-        if now < look_at:
-            return was_slow
-        above_s = rules.first_byte_p95_above_s * (ENDS_BELOW if was_slow else 1.0)
-        is_slow = any(self._p95_s(call, at, now) > above_s for at in range(len(call.model.targets)))
-        self._seen[name] = now + LOOK_AGAIN_S, is_slow
-        return is_slow
+    def _look(self, call: Call, now: float) -> bool:
+        """Returns whether the model is slow now."""
+        above_s = self._rules.first_byte_p95_above_s * (ENDS_BELOW if self._seen.is_slow else 1.0)
+        return any(self._p95_s(call, at, now) > above_s for at in range(len(call.model.targets)))
 
     def _p95_s(self, call: Call, at: int, now: float) -> float:
         """Returns the percentile of one of the model's own targets; 0.0: too few, or none of late."""

@@ -77,14 +77,15 @@ class AsyncAnswers(CallFeature):
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to a call that is a job, or has become one; else that of `next`."""
-        job_request = ASYNC_REQUEST.find(call)
+        # Of most calls no feature has put anything on them.
+        job_request = None if call.slots is None else ASYNC_REQUEST.find(call)
         if job_request is not None:
             self._accounts.withdraw(call)  # its job makes the calls
             call.comment = None  # its answer has a status of its own
             return await self._respond(call, job_request.headers, job_request.wait_s)
         if call.is_begun:  # its answer can have no status of its own: no job can take the place of the call
             return await next(call)
-        if SENT_KEY.find(call) is not None:
+        if call.slots is not None and SENT_KEY.find(call) is not None:
             try:
                 repeated = await self._repeated(call)
             except GatewayError:  # its key is another request's: it never was a call
