@@ -60,7 +60,7 @@ from gateway.dialects.endpoints import RESPONSES
 from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
-from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
+from gateway.drivers.store import SharedStore, SharedStoreMetrics
 from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics
 from gateway.features.ownership.http import object_routes
@@ -106,6 +106,7 @@ from gateway.products.work import JobWork, durable_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS
 from gateway.settings import Settings
+from gateway.stores import open_store
 
 # One that is not here is left out.
 if is_installed("gateway.features.degrade"):
@@ -208,7 +209,8 @@ class Gateway:
         self._host = self._host or first.server.host  # stays: what a reload says of it changes nothing
         self._policies = Policies(first)
         sqlite_path = first.state.removeprefix(SQLITE) if first.state.startswith(SQLITE) else None
-        self._store, self._shared, self._sqlite = open_store(first, sqlite_path, self._kept_clock)
+        self._opened = open_store(first, sqlite_path, self._kept_clock)
+        self._store, self._shared = self._opened.store, self._opened.shared
         if not self._store.is_local:  # processes that share a store find each other's signed turns in it
             self._languages.memory.shared = SharedTurns(self._store.answers, self._kept_clock.wall)
         queue = DelayQueue(self._clock, first.queue)
@@ -217,9 +219,8 @@ class Gateway:
             self._sharing = Sharing(self._clock, self._shared.leases, queue, self._draw)
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, queue, self._sharing)
         self._savings = Savings()
-        shared_runs = None if self._shared is None else self._shared.runs
         self._runs = RunTable(
-            self._kept_clock, lambda: WORKFLOWS.of(self._policies.current), self._meters.runs, shared_runs
+            self._kept_clock, lambda: WORKFLOWS.of(self._policies.current), self._meters.runs, self._opened.runs
         )
         self._pipeline = Pipeline(
             self._clock,
@@ -230,7 +231,7 @@ class Gateway:
         )
         self._products = install_products(
             self._pipeline,
-            self._store,
+            self._opened,
             savings=self._savings,
             kept_clock=self._kept_clock,
             runs=self._runs,
@@ -400,12 +401,14 @@ class Gateway:
     def _prepare_semantic(self, policy: PolicySnapshot) -> None:
         """Opens what the semantic cache needs, where a model has one; may take long, and may run in any thread."""
         layers = self._products.replays.layers
-        layers.semantic = open_semantic(policy, layers.semantic, self._embedders, self._kept_clock, self._store.vectors)
+        layers.semantic = open_semantic(
+            policy, layers.semantic, self._embedders, self._kept_clock, self._opened.vectors
+        )
 
     def _follow_news(self, shared: SharedStore) -> None:
         """Listens to the other replicas: for limits and health, and for questions that they keep or are to forget."""
         # Loaded where stores are shared.
-        from gateway.features.reuse.redis_answers import decode_selection
+        from gateway.drivers.redis_answers import decode_selection
         from gateway.features.semantic.redis import decode_news  # loaded where stores are shared, too
 
         layers = self._products.replays.layers
@@ -533,7 +536,7 @@ class Gateway:
 
     def _operations(self, edge: Edge, *, is_local: bool) -> list[BaseRoute]:
         """Returns the routes of operators; `is_local`: nobody of another machine can reach them."""
-        policies, jobs, sqlite = self._policies, self._jobs, self._sqlite
+        policies, jobs, sqlite = self._policies, self._jobs, self._opened.sqlite
         state_file = None
         if sqlite is not None:
             forget_copies(sqlite.path)  # a crash may have left some
@@ -580,7 +583,7 @@ class Gateway:
     def _put_in_force(self, snapshot: PolicySnapshot) -> None:
         self._policies.current = snapshot
         self._admission.install(snapshot)
-        self._store.configure(snapshot.store)
+        self._opened.configure(snapshot.store)
         self._telemetry.set_policy(snapshot.version)
         self._pools.keep_only(set(snapshot.providers.values()), self._inflight.present())
         self._clouds.keep_only(snapshot.providers.values())
@@ -593,7 +596,7 @@ class Gateway:
             meters.realtime.set_traffic(self._realtime.traffic())
         if meters.response_sockets is not None:
             meters.response_sockets.set_open(sum(one.is_connection for one in self._inflight.present()))
-        meters.objects.set_objects(self._store.objects.entries, self._store.objects.lost)
+        meters.objects.set_objects(self._opened.objects.entries, self._opened.objects.lost)
         if jobs is not None and jobs.engine.opened is not None:
             meters.jobs.set_depth(jobs.engine.opened.depth(), jobs.clock.wall())
             meters.jobs.set_native_parts(jobs.native_parts())

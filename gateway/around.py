@@ -13,7 +13,6 @@ from gateway.core.clock import SystemClock
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.telemetry import CallLog, Telemetry
-from gateway.drivers.opening import MemoryStore
 from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import RunTable
 from gateway.own_products import OWN_PRODUCTS
@@ -23,6 +22,7 @@ from gateway.products.pipelines.compile import PIPELINE
 from gateway.products.pipelines.http import PipelineAnswers
 from gateway.products.responses.http import ResponseEndpoint
 from gateway.products.responses.keeping import keeping_of
+from gateway.stores import in_memory
 
 
 class _Unserved(CallFeature):
@@ -43,7 +43,7 @@ def products_around(policy: PolicySnapshot) -> tuple[CallProduct, ...]:
     meter = Telemetry(CallLog(sys.stderr, "text"), clock.wall)
     pipeline = Pipeline(clock, meter, AttemptDeadlines(), Admission(clock, meter, policy, lambda: 0.5))
     runs = RunTable(clock, lambda: WORKFLOWS.of(policy))
-    products = install_products(pipeline, MemoryStore(policy.store, clock.wall), runs=runs)
+    products = install_products(pipeline, in_memory(policy.store, clock.wall), runs=runs)
     durable = [_Unserved(PipelineAnswers, lambda facts, _requested: PIPELINE in facts.model.settings)]
     if JOBS.of(policy).settings.is_on:
         durable.append(_Unserved(AsyncAnswers, may_become_job))

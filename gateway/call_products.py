@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from gateway.core.call import CallProduct
 from gateway.core.clock import Clock
 from gateway.core.pipeline import Pipeline
-from gateway.drivers.opening import Store
 from gateway.features.output.service import OutputMetrics, Outputs
 from gateway.features.ownership.service import Ownership
 from gateway.features.reuse.inspect import Savings
@@ -20,6 +19,7 @@ from gateway.features.reuse.service import Replays
 from gateway.features.runs.steps import StepCalls
 from gateway.features.runs.table import RunBudget, RunTable
 from gateway.installed import is_installed
+from gateway.stores import OpenedStore
 
 # One that is not here is left out.
 if is_installed("gateway.dialects.message_ids"):
@@ -70,7 +70,7 @@ class CallProducts:
 
 def install_products(
     pipeline: Pipeline,
-    store: Store,
+    opened: OpenedStore,
     *,
     savings: Savings | None = None,
     kept_clock: Clock | None = None,
@@ -84,7 +84,7 @@ def install_products(
     `kept_clock` is the clock by which answers grow old, that of the store; absent: the pipeline's. `runs` is where runs are
     counted; absent: they are not.
     """
-    clock, admission, accounts = pipeline.clock, pipeline.admission, pipeline.accounts
+    clock, admission, accounts, store = pipeline.clock, pipeline.admission, pipeline.accounts, opened.store
     kept_clock = clock if kept_clock is None else kept_clock
     savings = Savings() if savings is None else savings
     replays = Replays(kept_clock, accounts, store, savings.note)
@@ -93,7 +93,7 @@ def install_products(
         counts=TokenCounts(clock, admission, accounts) if is_installed("gateway.dialects.count_tokens") else None,
         steps=StepCalls(kept_clock, accounts, store),
         runs=None if runs is None else RunBudget(runs, admission.costs),
-        ownership=Ownership(store.objects),
+        ownership=Ownership(opened.objects),
         replays=replays,
         repeated=RepeatedCalls(clock, accounts, replays.single_flight)
         if is_installed("gateway.features.sdk_retries")

@@ -15,15 +15,11 @@ from itertools import count
 
 from gateway.core.clock import Ahead, never_ahead
 from gateway.core.types import StoreBounds
+from gateway.drivers.memory import EarlyEvictions, MemoryAnswers
 from gateway.drivers.sqlite import File, FileThread, Total, Trouble
+from gateway.drivers.sqlite_answers import SqliteAnswers, SqliteRecords
 from gateway.drivers.sqlite_file import Connect, FileKind
-from gateway.features.ownership.sqlite import SqliteObjects
-from gateway.features.ownership.store import Objects
-from gateway.features.reuse.memory import EarlyEvictions, MemoryAnswers
-from gateway.features.reuse.sqlite import SqliteAnswers, SqliteRecords
-from gateway.features.reuse.store import TENANTS_SHARE, Answers, Records
-from gateway.features.semantic.sqlite import SqliteVectors
-from gateway.features.semantic.store import Vectors
+from gateway.drivers.store import TENANTS_SHARE, Answers, Records
 from gateway.products.jobs.sqlite_rows import Rest
 
 APPLICATION_ID = 0x4C4C4757
@@ -235,7 +231,7 @@ FRONT_BYTES = 64 * 1024 * 1024
 
 
 class SqliteStore:
-    """Implements `gateway.drivers.opening.Store` on a file, for one event loop; the constructor opens it and
+    """Implements `gateway.drivers.store.Store` on a file, for one event loop; the constructor opens it and
     raises StoreUnusable."""
 
     is_local: bool = False
@@ -254,21 +250,17 @@ class SqliteStore:
         self._wall = wall
         trouble = Trouble(path, STATE_FILE, monotonic)
         self._room = Eviction(bounds, wall)
-        self._file = File(path, STATE_FILE, connect, trouble, self._room.keep_to_bounds, ahead=ahead)
-        self._thread = FileThread(self._file, trouble, monotonic)
-        self._thread.start()
+        self.file = File(path, STATE_FILE, connect, trouble, self._room.keep_to_bounds, ahead=ahead)
+        self.thread = FileThread(self.file, trouble, monotonic)
+        self.thread.start()
         self._front = MemoryAnswers(wall)
         self._front.configure(_front_of(bounds.answers))
         self._is_tidying = False
-        first = self._file.starts << 32  # so that neither fences nor uses ever go back, whatever was before
-        self._records = SqliteRecords(self._thread, self._room.early, wall, count(first), bounds.records)
-        self._answers = SqliteAnswers(self._thread, self._front, wall, count(first), bounds.answers)
-        self._vectors = SqliteVectors(self._thread, wall, bounds.vectors)
+        first = self.file.starts << 32  # so that neither fences nor uses ever go back, whatever was before
+        self._records = SqliteRecords(self.thread, self._room.early, wall, count(first), bounds.records)
+        self._answers = SqliteAnswers(self.thread, self._front, wall, count(first), bounds.answers)
         self.records: Records = self._records
         self.answers: Answers = self._answers
-        self.vectors: Vectors = self._vectors
-        self._objects = SqliteObjects(self._thread, self._file, wall, bounds.objects)
-        self.objects: Objects = self._objects
 
     def configure(self, bounds: StoreBounds) -> None:
         """Sets new bounds; entries above a lowered bound are evicted step by step."""
@@ -276,24 +268,22 @@ class SqliteStore:
         self._front.configure(_front_of(bounds.answers))
         self._records.configure(bounds.records)
         self._answers.configure(bounds.answers)
-        self._vectors.configure(bounds.vectors)
-        self._objects.configure(bounds.objects)
 
     def tick(self) -> None:
         """Is called about once a second: deletes some expired entries, and gives up a disk that does not answer."""
-        self._thread.watch()
+        self.thread.watch()
         self._front.tick()
         self._records.tick()
         self._answers.tick(self.stats()["answers"]["entries"])
         if not self._is_tidying:
             self._is_tidying = True
             now = self._wall()
-            self._thread.submit(lambda db: self._room.tidy(db, now), None, self._tidied, "cache")
+            self.thread.submit(lambda db: self._room.tidy(db, now), None, self._tidied, "cache")
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
         """Returns the contents of the file as of its last write; while it cannot be used, those of memory."""
         stats = {use: {"entries": 0, "bytes": 0} for use in ("answers", "records", "vectors")}
-        for name, entries, size in self._file.totals:
+        for name, entries, size in self.file.totals:
             if name == "objects":
                 continue
             one = stats[name.partition("/")[0]]
@@ -301,21 +291,21 @@ class SqliteStore:
             one["bytes"] += size
         stats["records"]["entries"] += self._records.running
         stats["records"]["early"] = self._room.early.count
-        return stats if self._thread.is_well else {**stats, "answers": self._front.stats()}
+        return stats if self.thread.is_well else {**stats, "answers": self._front.stats()}
 
     @property
     def is_well(self) -> bool:
         """Returns whether an entry that is kept now is expected to outlive the process."""
-        return self._thread.is_well
+        return self.thread.is_well
 
     @property
     def dropped(self) -> int:
         """Returns the number of cache writes that were dropped because the disk was too slow."""
-        return self._thread.dropped
+        return self.thread.dropped
 
     async def backup(self, path: str) -> str | None:
         """Copies the file to `path`, which must not exist, while calls go on; returns an error message or None."""
-        return await self._thread.backup(path)
+        return await self.thread.backup(path)
 
     @property
     def path(self) -> str:
@@ -324,7 +314,7 @@ class SqliteStore:
     async def aclose(self) -> None:
         """Takes nothing more, writes all that was taken, if the disk lets it, and closes the file."""
         self._answers.tick(0)
-        await self._thread.aclose()
+        await self.thread.aclose()
 
     def _tidied(self, _: None) -> None:
         self._is_tidying = False

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from gateway.core.ports import Later, PeerMessage
 from gateway.drivers.redis.link import Link, StoreRefused, load_script
-from gateway.features.reuse.redis_lru import WallTime
+from gateway.drivers.redis.lru import WallTime
 from gateway.fleet.lease import LeaseAsk, LeaseReply
 
 # --- limits, counted in Redis ---

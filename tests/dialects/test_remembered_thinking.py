@@ -15,7 +15,7 @@ from gateway.dialects.base import ModelFacts
 from gateway.dialects.memory import KEPT_FOR_S, SharedTurns, ThoughtMemory
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint
 from gateway.dialects.upstream import Converting
-from gateway.drivers.opening import MemoryStore
+from gateway.drivers.memory import MemoryStore
 from tests.dialects.claude import ADAPTIVE, BUDGET, TOOL
 from tests.dialects.test_remembered import SAID, events
 from tests.support.flow import Bench, Script, ScriptedUpstream, streamed, whole

@@ -21,7 +21,7 @@ from gateway.dialects.memory import (
     ThoughtMemory,
     VisibleTurn,
 )
-from gateway.features.reuse.store import Answers
+from gateway.drivers.store import Answers
 from tests.support.conformance import MakeStore, Wall, settle
 
 BOUNDS = StoreBounds({THINKING: 1_000_000}, 1_000_000)

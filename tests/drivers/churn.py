@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import quantiles
 
 from gateway.core.types import StoreBounds
-from gateway.drivers.opening import MemoryStore
 from tests.support.conformance import kept
+from tests.support.stores import MemoryStore
 
 NOW = 1_700_000_000.0
 TYPICAL_BYTES = (1_100, 13_000, 3_000, 400, 60_000, 600)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.fixtures.stores import make_lasting_store, make_store, redis_cluster_url, redis_url, small_disk, wall
+from tests.fixtures.stores import lends, make_lasting_store, make_store, redis_cluster_url, redis_url, small_disk, wall
 
-__all__ = ["make_lasting_store", "make_store", "redis_cluster_url", "redis_url", "small_disk", "wall"]
+__all__ = ["lends", "make_lasting_store", "make_store", "redis_cluster_url", "redis_url", "small_disk", "wall"]

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.types import Kept, Usage
-from gateway.drivers.opening import MemoryStore, Store
 from gateway.features.semantic.store import VectorRow
 from tests.support.conformance import (
     KIB,
@@ -29,6 +28,7 @@ from tests.support.conformance import (
     swept,
     ticked,
 )
+from tests.support.stores import MemoryStore, Store
 
 RECORD, ASKED, ASKED_OTHERWISE = digest("record"), digest("request"), digest("another request")
 KEY = digest("key")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.drivers.lru import LET_GO, Lru
-from gateway.drivers.opening import MemoryStore
-from gateway.features.reuse.store import Claim
+from gateway.drivers.store import Claim
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept
+from tests.support.stores import MemoryStore
 
 MIB = 1024 * KIB
 FOREVER = 1e12

@@ -11,10 +11,10 @@ import pytest
 
 from gateway.core.ports import PeerMessage
 from gateway.core.types import SharedState
-from gateway.drivers.redis_store import RedisStore
 from tests.support.conformance import KIB, ROOMY, digest, entries, kept, row, settle
 from tests.support.redis_servers import RedisServer, free_port, redis_cluster, redis_server
 from tests.support.redis_support import loaded, until
+from tests.support.stores import RedisStore
 
 RECORD, ASKED, KEY, P1 = digest("record"), digest("request"), digest("key"), digest("partition")
 TIMEOUT_S = 0.5

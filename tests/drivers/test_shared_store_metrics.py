@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.core.ports import StoreHealth
 from gateway.core.telemetry import Telemetry
-from gateway.drivers.opening import SharedStoreMetrics
+from gateway.drivers.store import SharedStoreMetrics
 from tests.core.test_telemetry import make, scrape
 
 SHARED = ("state_", "replicas")

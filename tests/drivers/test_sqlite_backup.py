@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway.drivers import sqlite
-from gateway.drivers.sqlite_store import SqliteStore
 from tests.support.conformance import KIB, ROOMY, Wall, digest, kept, settle
 from tests.support.sqlite_support import Disk, connect_hastily
+from tests.support.stores import SqliteStore
 
 
 def opened(path: Path, disk: Disk | None = None) -> SqliteStore:

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from gateway.drivers.sqlite_store import SqliteStore
-from gateway.features.reuse.store import Claim
+from gateway.drivers.store import Claim
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.support.sqlite_support import Disk, Monotonic, connect_hastily, exit_code, failing, fill, in_a_child
+from tests.support.stores import SqliteStore
 
 RECORD, ASKED, KEY, PARTITION = digest("record"), digest("request"), digest("key"), digest("partition")
 FULL = failing("database or disk is full", sqlite3.SQLITE_FULL, "COMMIT")

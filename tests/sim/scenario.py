@@ -33,8 +33,8 @@ from gateway.core.snapshot import Policies, Provider
 from gateway.core.types import ErrorClass, Lane, Outgoing, Phase, RawHeaders, StoreBounds, Upstream, UpstreamFailed
 from gateway.core.waiting import Shedding
 from gateway.dialects.config import DialectLanguages
-from gateway.drivers.opening import MemoryStore
 from gateway.sections import SECTIONS
+from gateway.stores import in_memory
 from tests.sim import provider as simulated
 from tests.sim.limits import ProviderLimit, Refill, Sliding
 from tests.support.flow import CHAT, JSON, Recorder, read_all
@@ -275,7 +275,7 @@ class Through(Way):
         self.meter = Recorder()
         self.admission = Admission(clock, self.meter, policy, draw)
         self._watch = AttemptDeadlines()
-        store = MemoryStore(StoreBounds({}, 0), clock.wall)
+        store = in_memory(StoreBounds({}, 0), clock.wall)
         self._pipeline = Pipeline(clock, self.meter, self._watch, self.admission, draw)
         install_products(self._pipeline, store)
         self._intake = Intake(Policies(policy), clock, InFlight(), Shedding(), self._pipeline)

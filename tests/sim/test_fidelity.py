@@ -15,7 +15,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter
 from gateway.core.types import Answer, ErrorClass, Lane, Outgoing, Phase, StoreBounds, UpstreamFailed
-from gateway.drivers.opening import MemoryStore
+from gateway.stores import in_memory
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site
 from tests.sim.clock import VirtualClock, until
@@ -91,7 +91,7 @@ class BookKeeper(Score):
         return
 
 
-STORE = MemoryStore(StoreBounds({}, 0), lambda: 0.0)
+STORE = in_memory(StoreBounds({}, 0), lambda: 0.0)
 
 
 class PipelineWorld(World):

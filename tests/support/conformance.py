@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from gateway.core.ports import Later
 from gateway.core.types import Kept, StoreBounds, Usage
-from gateway.drivers.opening import Store
-from gateway.features.reuse.store import Claim
+from gateway.drivers.store import Claim
 from gateway.features.semantic.store import VectorRow
+from tests.support.stores import Store
 
 T = TypeVar("T")
 KIB = 1024

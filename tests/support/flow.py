@@ -31,7 +31,6 @@ from gateway.core.types import (
 from gateway.dialects.endpoints import CHAT as CHAT
 from gateway.dialects.endpoints import RESPONSES as RESPONSES
 from gateway.dialects.endpoints import SPEECH as SPEECH
-from gateway.drivers.opening import MemoryStore, Store
 from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
 from gateway.features.grouping.service import GROUP_RULES, GroupMetrics
 from gateway.features.output.service import OutputMetrics, set_rule
@@ -39,6 +38,7 @@ from gateway.features.reuse.outcome import CACHE_CONTROL, OUTCOME, SENT_KEY
 from gateway.features.reuse.rules import CACHING, Caching
 from gateway.features.runs.step import PART
 from gateway.features.runs.table import RunTable
+from tests.support.stores import MemoryStore, Store, with_parts
 
 CLOCKS = Clocks(connect_s=5, write_s=60, first_byte_s=600, idle_s=300, total_s=3600)
 JSON = (b"content-type", b"application/json")
@@ -264,7 +264,7 @@ class Bench:
         self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
         self.products = install_products(
             self.pipeline,
-            self.store,
+            with_parts(self.store),
             runs=runs,
             output_metrics=self.meter.output_metrics,
             group_metrics=self.meter.group_metrics,

@@ -15,9 +15,9 @@ from redis import Redis
 
 from gateway.core.types import SharedState, StoreBounds
 from gateway.drivers.redis.link import Link, NoReply, Script, StoreGone
-from gateway.drivers.redis_store import RedisStore
 from gateway.features.semantic.store import VectorRow
 from tests.support.conformance import settle
+from tests.support.stores import RedisStore
 
 PATIENT_S = 5.0
 """For tests that are not about time: this machine may be busy."""

@@ -14,9 +14,10 @@ from typing import Any
 
 from gateway.core.ports import Later
 from gateway.drivers.redis.link import BackgroundTasks, Link, Script, StoreGone
+from gateway.drivers.redis.lru import WallTime
 from gateway.drivers.redis.wire import FOLDER, script_of
+from gateway.drivers.redis_store import SharedPart
 from gateway.features.ownership.memory import MemoryObjects, warn_of_evictions
-from gateway.features.reuse.redis_lru import WallTime
 
 PARTS = 16
 AT_ONCE = 64
@@ -35,7 +36,7 @@ LOOK = objects_script("objects_look")
 DISOWN = objects_script("objects_disown")
 
 
-class RedisObjects:
+class RedisObjects(SharedPart):
     """Implements `gateway.features.ownership.store.Objects`."""
 
     def __init__(self, link: Link, background: BackgroundTasks, now: WallTime, bound: int) -> None:

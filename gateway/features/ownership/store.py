@@ -22,6 +22,10 @@ class Objects(Protocol):
         """The number of objects, as last known."""
         ...
 
+    def configure(self, bound: int) -> None:
+        """Keeps at most this number of objects from now on."""
+        ...
+
     def own(self, objects: Sequence[bytes], tenant: str) -> Later[Sequence[str] | None]:
         """Gives the objects that have no owner to the tenant; returns the owner of each after that.
 

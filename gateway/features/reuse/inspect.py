@@ -21,11 +21,11 @@ from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.ports import result_or_default
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint, Kept
+from gateway.drivers.store import Store
 from gateway.features.reuse.layers import ReusePlan, in_form, mark_served_from, plan_reuse
 from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.rules import CACHING, ExactRule
 from gateway.features.reuse.service import Replays
-from gateway.features.reuse.store import ReuseStore
 
 if TYPE_CHECKING:
     from gateway.features.semantic.lookup import Explained, Neighbour
@@ -37,7 +37,7 @@ SAME = "taken for the same"
 class CacheInspector:
     """Inspects and purges everything that stores answers."""
 
-    def __init__(self, clock: Clock, policy: Callable[[], PolicySnapshot], store: ReuseStore, replays: Replays) -> None:
+    def __init__(self, clock: Clock, policy: Callable[[], PolicySnapshot], store: Store, replays: Replays) -> None:
         self._clock = clock
         self._policy = policy
         self._store = store

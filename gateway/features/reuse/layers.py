@@ -26,6 +26,7 @@ from gateway.core.openai.sse import split_events
 from gateway.core.ports import STORE_S, Later, result_or_default
 from gateway.core.types import ErrorClass, Kept
 from gateway.dialects.conversion import as_stream, as_whole, ends_well, with_usage, without_usage
+from gateway.drivers.store import Claim, Store
 from gateway.features.reuse.keys import (
     ANYTHING,
     LARGE_BYTES,
@@ -46,7 +47,6 @@ from gateway.features.reuse.keys import (
 from gateway.features.reuse.outcome import CACHE_CONTROL, OUTCOME, SENT_KEY, CacheOutcome
 from gateway.features.reuse.rules import CACHING, CONVERTIBLE, Caching, applies, is_deterministic
 from gateway.features.reuse.single_flight import SharedAnswer
-from gateway.features.reuse.store import Claim, ReuseStore
 from gateway.features.semantic.question import SemanticQuery, last_question
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class RecordClaim:
 
     __slots__ = ("_clock", "_plan", "_store", "_timer")
 
-    def __init__(self, clock: Clock, store: ReuseStore, plan: ReusePlan) -> None:
+    def __init__(self, clock: Clock, store: Store, plan: ReusePlan) -> None:
         self._clock = clock
         self._store = store
         self._plan = plan
@@ -176,7 +176,7 @@ class RecordClaim:
             self._timer = self._set()
 
 
-async def claimed(store: ReuseStore, plan: ReusePlan) -> Claim:
+async def claimed(store: Store, plan: ReusePlan) -> Claim:
     """Returns the store's reply to a claim; if there is none in time, the call runs without a claim.
 
     A claim that is granted too late is given back: it would lock its key until the lease ends.
@@ -195,7 +195,7 @@ async def claimed(store: ReuseStore, plan: ReusePlan) -> Claim:
     return claim or Claim("claimed")
 
 
-def _give_back(store: ReuseStore, record: bytes, claim: Claim) -> None:
+def _give_back(store: Store, record: bytes, claim: Claim) -> None:
     if claim.fence:
         store.records.release(record, claim.fence)
 
@@ -215,7 +215,7 @@ class ReuseLayers:
 
     __slots__ = ("_clock", "_forms", "_store", "semantic")
 
-    def __init__(self, clock: Clock, store: ReuseStore) -> None:
+    def __init__(self, clock: Clock, store: Store) -> None:
         """`clock` is the one by which stored answers grow old."""
         self._clock = clock
         self._store = store

@@ -30,6 +30,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import Accounts
 from gateway.core.types import LANES
+from gateway.drivers.store import Store
 from gateway.features.reuse.keys import NotCached
 from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note, plan_reuse
 from gateway.features.reuse.outcome import (
@@ -43,7 +44,6 @@ from gateway.features.reuse.outcome import (
 )
 from gateway.features.reuse.rules import CACHING, Which, applies
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, room_of
-from gateway.features.reuse.store import ReuseStore
 
 
 class StaleIsBetter(GatewayError):
@@ -92,7 +92,7 @@ class Replays(OutcomeTrail):
     options: frozenset[bytes] = frozenset((b"idempotency-key", b"cache-control"))
     absent_headers: tuple[tuple[bytes, bytes], ...] = (BYPASS,)
 
-    def __init__(self, clock: Clock, accounts: Accounts, store: ReuseStore, note: Callable[[Call], None]) -> None:
+    def __init__(self, clock: Clock, accounts: Accounts, store: Store, note: Callable[[Call], None]) -> None:
         """`note` is called with each call that has ended and may have been spared its provider."""
         super().__init__(note)
         self._clock = clock

@@ -35,6 +35,7 @@ from gateway.core.openai import sse
 from gateway.core.relay import StreamBroken
 from gateway.dialects.conversion import last_response
 from gateway.dialects.last_word import LastWord
+from gateway.drivers.store import Store
 from gateway.features.reuse.keys import ANYTHING
 from gateway.features.reuse.layers import (
     LONGEST_POLL_S,
@@ -49,7 +50,6 @@ from gateway.features.reuse.layers import (
 from gateway.features.reuse.outcome import OUTCOME, SENT_KEY, CacheOutcome
 from gateway.features.reuse.rules import CACHING
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight
-from gateway.features.reuse.store import ReuseStore
 from gateway.features.runs.rules import StepRequest
 from gateway.features.runs.step import (
     KEPT_STEP,
@@ -81,7 +81,7 @@ class StepCalls(CallFeature):
     name = "steps"
     options: frozenset[bytes] = frozenset((STEP,))
 
-    def __init__(self, clock: Clock, accounts: Accounts, store: ReuseStore) -> None:
+    def __init__(self, clock: Clock, accounts: Accounts, store: Store) -> None:
         """`store` has the claims."""
         self._clock = clock
         self._accounts = accounts

@@ -15,9 +15,10 @@ from struct import Struct, error
 from typing import Any
 
 from gateway.core.ports import Later, PeerBus, PeerMessage
+from gateway.drivers.memory import CLOCKS_AGREE_S
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
-from gateway.features.reuse.memory import CLOCKS_AGREE_S
-from gateway.features.reuse.redis_answers import (
+from gateway.drivers.redis.lru import SharedLru, WallTime, lru_script
+from gateway.drivers.redis_answers import (
     ENTRY_BYTES,
     Purges,
     Selection,
@@ -25,7 +26,7 @@ from gateway.features.reuse.redis_answers import (
     name_digest,
     owner,
 )
-from gateway.features.reuse.redis_lru import SharedLru, WallTime, lru_script
+from gateway.drivers.redis_store import SharedPart
 from gateway.features.semantic.store import VectorRow
 from gateway.fleet.redis import Registry
 
@@ -84,7 +85,7 @@ def decode_news(detail: bytes, wall: float) -> VectorRow:
     return decode_row(detail[_LEFT.size :], _LEFT.unpack_from(detail)[0], wall)
 
 
-class RedisVectors:
+class RedisVectors(SharedPart):
     """Implements `gateway.features.semantic.store.Vectors`."""
 
     def __init__(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.core.ports import Later
 from gateway.drivers.sqlite import FileThread, taken
-from gateway.features.reuse.sqlite import forget, matching
+from gateway.drivers.sqlite_answers import forget, matching
 from gateway.features.semantic.store import VectorRow
 from gateway.products.jobs.sqlite_rows import Rest
 

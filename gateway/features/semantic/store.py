@@ -30,6 +30,10 @@ class VectorRow:
 class Vectors(Protocol):
     """The rows of a semantic index that outlive the process. No method raises."""
 
+    def configure(self, most: int) -> None:
+        """Keeps at most this number of rows per partition from now on."""
+        ...
+
     def add(self, row: VectorRow) -> Later[None]:
         """Stores the row in place of one with its id in its partition."""
         ...
@@ -43,3 +47,26 @@ class Vectors(Protocol):
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
         """Forgets rows as `Answers.forget` does; the key is the row's id."""
         ...
+
+
+class MemoryVectors:
+    """Implements `Vectors` without keeping anything: the index itself has the rows."""
+
+    __slots__ = ()
+
+    def configure(self, most: int) -> None:
+        """Does nothing: the index has a bound of its own."""
+
+    def add(self, row: VectorRow) -> None:
+        """Does nothing: the index has the row."""
+
+    def load(self, partition: bytes, most: int) -> Sequence[VectorRow]:
+        """Returns no rows: a new process begins with an empty index."""
+        return ()
+
+    def remove(self, partition: bytes, ids: Sequence[bytes]) -> None:
+        """Does nothing."""
+
+    def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
+        """Returns 0: no rows are kept here."""
+        return 0

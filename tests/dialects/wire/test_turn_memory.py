@@ -18,7 +18,7 @@ from gateway.dialects.memory import (
     ThoughtMemory,
     VisibleTurn,
 )
-from gateway.drivers.opening import MemoryStore
+from gateway.drivers.memory import MemoryStore
 
 TENANTS = ("a", "b")
 KEPT = st.tuples(

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.drivers.sqlite_store import SqliteStore
 from gateway.features.ownership.memory import GENERATIONS, MemoryObjects
 from gateway.features.ownership.store import Objects
 from tests.support.conformance import ROOMY, MakeStore, Wall, digest, settle, ticked
 from tests.support.redis_support import Lender
+from tests.support.stores import SqliteStore
 
 examples = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 A, B, C = (digest("object", name)[:16] for name in "abc")

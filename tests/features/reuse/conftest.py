@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.fixtures.stores import lends, redis_url, wall
+from tests.fixtures.stores import wall
 
-__all__ = ["lends", "redis_url", "wall"]
+__all__ = ["wall"]

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.core.types import Kept, Usage, UsageParts
-from gateway.features.reuse.memory import about, pack, restored, unpack
+from gateway.drivers.memory import about, pack, restored, unpack
 
 PLAIN = Usage(1200, 345, 1024, cache_written=90, cache_written_1h=40)
 SOUND = replace(PLAIN, parts=UsageParts(audio_output=300, searches=2), tier="flex")

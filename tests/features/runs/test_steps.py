@@ -12,7 +12,6 @@ import pytest
 from gateway.core.call import INVALID_ANSWER
 from gateway.core.errors import GatewayError
 from gateway.core.relay import StreamBroken
-from gateway.drivers.opening import MemoryStore
 from gateway.features.reuse.rules import Caching, ExactRule
 from gateway.features.runs.rules import RunPart, StepRequest
 from gateway.features.runs.step import OTHERS, StepChanged, StepRunning, StepTooLarge, StoredStep
@@ -33,6 +32,7 @@ from tests.support.flow import (
     whole,
 )
 from tests.support.memory_store.store import MemoryJobStore
+from tests.support.stores import MemoryStore
 
 REPLAYED = (b"x-gateway-step-replayed", b"true")
 

@@ -11,14 +11,14 @@ import pytest
 
 from gateway.core.ports import PeerMessage
 from gateway.drivers import redis_store as redis
-from gateway.drivers.redis_store import RedisStore
-from gateway.features.reuse.redis_answers import Selection, decode_selection
+from gateway.drivers.redis_answers import Selection, decode_selection
 from gateway.features.semantic import redis as vectors
 from gateway.features.semantic.redis import ROWS_AT_ONCE, decode_news, decode_row, encode_news, encode_row
 from gateway.features.semantic.store import VectorRow
 from gateway.fleet import redis as registry
 from tests.support.conformance import ROOMY, Wall, digest, entries, row, settle, ticked
 from tests.support.redis_support import Lender, Lent, loaded
+from tests.support.stores import RedisStore
 
 P1 = digest("partition")
 

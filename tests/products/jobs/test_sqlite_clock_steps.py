@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from gateway.drivers.sqlite_file import FileKind
-from gateway.drivers.sqlite_store import STATE_FILE, SqliteStore
+from gateway.drivers.sqlite_store import STATE_FILE
 from gateway.products.jobs.model import JobState
 from gateway.products.jobs.sqlite_rows import JOBS_FILE
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.support.conformance import ROOMY, Wall, digest, kept, row, settle
 from tests.support.job_stores import DAY_S, Jobs, key
 from tests.support.sqlite_support import connect_hastily
+from tests.support.stores import SqliteStore
 
 STEPS = [-600.0, 600.0, 366 * DAY_S]
 """Seconds by which the time is set ahead."""

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from gateway.drivers.sqlite import LOG_S
-from gateway.drivers.sqlite_store import SqliteStore
 from gateway.products.jobs.model import JobEnd, JobState, StoredAnswer
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.features.runs.test_run_store import step
 from tests.support.conformance import ROOMY, Wall, digest, kept, settle
 from tests.support.job_stores import DAY_S, ERROR, Jobs, part
 from tests.support.sqlite_support import Monotonic, connect_hastily
+from tests.support.stores import SqliteStore
 
 ROWS = 40
 """Of each kind: enough for pages to be split and joined."""

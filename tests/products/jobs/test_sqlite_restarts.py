@@ -20,7 +20,7 @@ import pytest
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import StoreBounds
 from gateway.drivers.sqlite_file import open_file
-from gateway.drivers.sqlite_store import STATE_FILE, SqliteStore
+from gateway.drivers.sqlite_store import STATE_FILE
 from gateway.products.jobs.model import FINALISE, JobFlag, JobQuery, JobState
 from gateway.products.jobs.sqlite_rows import APPLICATION_ID, JOBS_FILE
 from gateway.products.jobs.sqlite_store import SqliteJobStore
@@ -29,6 +29,7 @@ from tests.products.jobs.telling import check_told, run_the_rest, worker
 from tests.support.conformance import Wall
 from tests.support.job_stores import ANSWER, DAY_S, OURS, STALE, Jobs, chunk, ids, key, line, part, pieces
 from tests.support.sqlite_support import Disk, connect_hastily, exit_code, in_a_child
+from tests.support.stores import SqliteStore
 
 
 class Restarts(Jobs):

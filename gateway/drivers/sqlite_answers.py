@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeVar
 
 from gateway.core.ports import Later
 from gateway.core.types import Kept
+from gateway.drivers.memory import EarlyEvictions, MemoryAnswers, about, moved, restored
 from gateway.drivers.sqlite import OWED_BYTES, FileThread, taken
-from gateway.features.reuse.memory import EarlyEvictions, MemoryAnswers, about, moved, restored
-from gateway.features.reuse.store import Claim
+from gateway.drivers.store import Claim
 from gateway.products.jobs.sqlite_rows import Rest
 
 # --- the exact cache: hot answers in memory, all answers in the file ---
@@ -29,7 +29,7 @@ UNMARKED_PART = 8
 
 
 class SqliteAnswers:
-    """Implements `gateway.features.reuse.store.Answers`; `front` is its part in memory.
+    """Implements `gateway.drivers.store.Answers`; `front` is its part in memory.
 
     Invariants: a hit in memory neither asks the file nor writes to it; a call never waits for a write; answers go in the order
     of their last use, with one approximation: an answer that is far from eviction is not marked as used again.
@@ -224,7 +224,7 @@ class _RecordRow(NamedTuple):
 
 
 class SqliteRecords:
-    """Implements `gateway.features.reuse.store.Records`.
+    """Implements `gateway.drivers.store.Records`.
 
     Claims are in memory, answers in the file. A claim needs no write: no other process has the file, so a process that died
     took its claims with it. Invariants: a record has one holder at a time, whatever the disk does; an answer is replayed only

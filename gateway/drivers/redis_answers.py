@@ -20,9 +20,9 @@ import orjson
 
 from gateway.core.ports import Later
 from gateway.core.types import Kept
+from gateway.drivers.memory import MemoryAnswers, about, moved, restored
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone, load_script
-from gateway.features.reuse.memory import MemoryAnswers, about, moved, restored
-from gateway.features.reuse.redis_lru import SharedLru, WallTime, lru_script
+from gateway.drivers.redis.lru import SharedLru, WallTime, lru_script
 from gateway.fleet.redis import Registry
 
 # --- purges, which are remembered until the store has carried them out ---
@@ -222,7 +222,7 @@ def shards_of(bound: int) -> int:
 
 
 class RedisAnswers:
-    """Implements `gateway.features.reuse.store.Answers`."""
+    """Implements `gateway.drivers.store.Answers`."""
 
     def __init__(
         self,

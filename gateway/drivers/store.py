@@ -1,13 +1,15 @@
-"""What caches need of a store: idempotency records, and answers by exact key."""
+"""What a store keeps for calls, as ports: records of who runs a request, and answers by exact key; then the shared store."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from gateway.core.ports import Later
-from gateway.core.types import Kept
+from gateway.core.metrics import Counts, Levels, MetricTable
+from gateway.core.ports import Later, PeerBus, StoreHealth
+from gateway.core.types import Kept, StoreBounds
+from gateway.fleet.leases import Leases
 
 TENANTS_SHARE = 0.75
 """The part of the room for idempotency records that one tenant may fill while other tenants have records."""
@@ -70,13 +72,24 @@ class Answers(Protocol):
         ...
 
 
-class ReuseStore(Protocol):
-    """The store of answers, as those see it that give them again."""
+class Store(Protocol):
+    """All state that outlives a call. `memory` is the default; `sqlite` survives a restart.
+
+    What a product keeps there besides stands beside it, in the product's own folder.
+    """
 
     records: Records
     answers: Answers
     is_local: bool
     """The store is this process's own: its methods answer at once, and a claim needs no renewal."""
+
+    def configure(self, bounds: StoreBounds) -> None:
+        """Applies the bounds from now on."""
+        ...
+
+    def tick(self) -> None:
+        """Forgets some of what has expired, in a short time; called about once a second."""
+        ...
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
         """Returns entries and bytes: `{"answers": {"entries": …, "bytes": …}, "records": …, "vectors": …}`.
@@ -84,3 +97,52 @@ class ReuseStore(Protocol):
         For records also `early`: the number dropped before their time for want of room, since the start.
         """
         ...
+
+    async def aclose(self) -> None:
+        """Writes all that the store has taken, and takes nothing more."""
+        ...
+
+
+# --- a store that replicas share ---
+
+
+class SharedStore(Store, Protocol):
+    """A store that replicas share."""
+
+    leases: Leases
+    news: PeerBus
+
+    def on_change(self, changed: Callable[[bool], None]) -> None:
+        """Registers `changed(is_up)`, called in the loop's thread when the store goes out of reach and when it is back."""
+        ...
+
+    def health(self) -> StoreHealth: ...
+    async def start(self) -> None:
+        """Connects; returns soon even if the store is out of reach, and goes on trying."""
+        ...
+
+
+class SharedStoreMetrics(MetricTable):
+    """The metrics of a store that replicas share; without one there are no numbers."""
+
+    def __init__(self) -> None:
+        self.state_up = Levels("state_up", "Whether the store that replicas share can be reached.")
+        self.state_deaf = Levels("state_deaf", "Whether it can be reached, but what other replicas tell is not heard.")
+        self.replicas = Levels("replicas", "Gateways that share it, as last known.")
+        self.state_operations = Counts("state_operations_total", "Round trips to the shared store that were asked for.")
+        self.state_failures = Counts("state_failures_total", "Those that brought no answer in time.")
+        self.state_changes = Counts("state_changes_total", "How often the shared store went and came back.", "to")
+
+    def changed(self, is_up: bool) -> None:
+        """Counts that the store has gone out of reach, or is back."""
+        self.state_changes.totals["up" if is_up else "gone",] += 1
+
+    def set_state(self, health: StoreHealth) -> None:
+        """Sets how the store is now."""
+        self.state_up.values[()] = float(health.is_up)
+        self.state_deaf.values[()] = float(health.is_deaf)
+        self.replicas.values[()] = health.replicas
+        self.state_operations.totals[()] = health.operations
+        self.state_failures.totals[()] = health.failures
+        for to in ("up", "gone"):
+            self.state_changes.totals.setdefault((to,), 0.0)

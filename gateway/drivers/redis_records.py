@@ -20,11 +20,11 @@ from typing import Any
 
 from gateway.core.ports import Later
 from gateway.core.types import Kept
+from gateway.drivers.memory import EarlyEvictions, moved
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone, StoreRefused
-from gateway.features.reuse.memory import EarlyEvictions, moved
-from gateway.features.reuse.redis_answers import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, unframed
-from gateway.features.reuse.redis_lru import SharedLru, WallTime, lru_script
-from gateway.features.reuse.store import TENANTS_SHARE, Claim
+from gateway.drivers.redis.lru import SharedLru, WallTime, lru_script
+from gateway.drivers.redis_answers import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, unframed
+from gateway.drivers.store import TENANTS_SHARE, Claim
 from gateway.fleet.redis import Registry
 
 # --- the records of each tenant, each in a slot of its own, and the bound of each ---
@@ -363,7 +363,7 @@ OWED_BYTES = 64 * 1024 * 1024
 
 
 class RedisRecords:
-    """Implements `gateway.features.reuse.store.Records`; a tenant's records share one slot, because a claim has
+    """Implements `gateway.drivers.store.Records`; a tenant's records share one slot, because a claim has
     to be one atomic step."""
 
     def __init__(

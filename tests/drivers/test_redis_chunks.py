@@ -11,11 +11,11 @@ from redis import Redis
 
 from gateway.core.types import Kept
 from gateway.drivers.redis.link import StoreGone
-from gateway.drivers.redis_store import RedisStore
-from gateway.features.reuse.redis_answers import AT_ONCE, PART_BYTES, ChunkedValue, is_head
-from gateway.features.reuse.store import Claim
+from gateway.drivers.redis_answers import AT_ONCE, PART_BYTES, ChunkedValue, is_head
+from gateway.drivers.store import Claim
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, kept, settle, ticked
 from tests.support.redis_support import PATIENT_S, Lender
+from tests.support.stores import RedisStore
 
 MIB = 1024 * KIB
 LARGE = replace(ROOMY, answers={"default": 64 * MIB}, records=256 * MIB)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.drivers.redis_store import RedisStore
-from gateway.features.reuse.redis_answers import (
+from gateway.drivers.redis_answers import (
     MOST_PENDING,
     MOST_SHARDS,
     SHARD_BYTES,
@@ -26,6 +25,7 @@ from tests.rows import rows
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept, row, settle, ticked
 from tests.support.redis_servers import redis_server
 from tests.support.redis_support import Lender, lender, loaded, until
+from tests.support.stores import RedisStore
 
 KEY, P1 = digest("key"), digest("partition")
 NAMES = ["t", "{t}", "t:", "*", "%" * 10_000, "a\0b", "}{", ":value:", "", "t' OR 1=1", "\n\r\n$3\r\n"]

@@ -1,6 +1,7 @@
 """Answers and idempotency records in this process's memory: claims, and the answers of completed ones.
 
-In this order: the count of answers that were evicted too early; answers as bytes; the exact cache; and the records.
+In this order: the count of answers that were evicted too early; answers as bytes; the exact cache; the records; and the store
+of both.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 
 import orjson
 
-from gateway.core.types import Kept, Usage
+from gateway.core.types import Kept, StoreBounds, Usage
 from gateway.drivers.lru import Lru, Name
-from gateway.features.reuse.store import TENANTS_SHARE, Claim
+from gateway.drivers.store import TENANTS_SHARE, Answers, Claim, Records
 
 # --- answers of idempotency records that a store evicts before their time ---
 
@@ -133,7 +134,7 @@ def unpack(blob: bytes) -> Kept:
 
 
 class MemoryAnswers:
-    """Implements `gateway.features.reuse.store.Answers`.
+    """Implements `gateway.drivers.store.Answers`.
 
     Invariants: a group takes no more bytes than its bound; its least recently used answer is evicted first; a forgotten answer
     is not given again, though its memory is freed step by step.
@@ -217,7 +218,7 @@ class RunningRecord:
 
 
 class MemoryRecords:
-    """Implements `gateway.features.reuse.store.Records`.
+    """Implements `gateway.drivers.store.Records`.
 
     Invariants: a record has one holder at a time; fences only grow, over all records; a completed record never changes; a
     running one is never dropped; completed ones are evicted in the order of completion, those of a tenant with more than its
@@ -297,3 +298,44 @@ class MemoryRecords:
     def _lost(self, fresh_until: float) -> None:
         if fresh_until >= self._wall():
             self._early.note()
+
+
+# --- the default store, in this process's memory: it answers at once, and ends with the process ---
+
+
+class MemoryStore:
+    """Implements `Store`; `wall` returns seconds since the epoch.
+
+    Each of its parts has a bound of its own.
+    """
+
+    __slots__ = ("_answers", "_records", "answers", "is_local", "records")
+
+    def __init__(self, bounds: StoreBounds, wall: Callable[[], float]) -> None:
+        self._records = MemoryRecords(bounds.records, wall)
+        self._answers = MemoryAnswers(wall)
+        self._answers.configure(bounds.answers)
+        self.records: Records = self._records
+        self.answers: Answers = self._answers
+        self.is_local = True
+
+    def configure(self, bounds: StoreBounds) -> None:
+        """Sets new bounds; entries above a lowered bound are evicted step by step, with every `tick` and every new entry."""
+        self._answers.configure(bounds.answers)
+        self._records.configure(bounds.records)
+
+    def tick(self) -> None:
+        """Is called about once a second: drops some expired entries, in bounded time."""
+        self._answers.tick()
+        self._records.tick()
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        """Returns, for each part, its entries and the bytes of memory that they take."""
+        return {
+            "answers": self._answers.stats(),
+            "records": self._records.stats(),
+            "vectors": {"entries": 0, "bytes": 0},
+        }
+
+    async def aclose(self) -> None:
+        """Does nothing: the store ends with the process."""

@@ -15,14 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from redis import Redis
 
 from gateway.core.types import Kept
-from gateway.drivers.opening import Store
-from gateway.drivers.redis_store import RedisStore
+from gateway.drivers.redis_records import FIRST_SHARED_FENCE, OfflineRecords
+from gateway.drivers.store import Claim
 from gateway.features.reuse import redis_records as record_answers
-from gateway.features.reuse.redis_records import FIRST_SHARED_FENCE, OfflineRecords
-from gateway.features.reuse.store import Claim
 from tests.drivers.test_conformance import record_steps
 from tests.support.conformance import KIB, ROOMY, RecordsModel, Wall, digest, entries, held_bytes, kept, settle, ticked
 from tests.support.redis_support import Lender, Lent, until
+from tests.support.stores import RedisStore, Store
 
 RECORD, ASKED, OTHERWISE = digest("record"), digest("request"), digest("another request")
 
