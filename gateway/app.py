@@ -63,8 +63,6 @@ from gateway.dialects.upstream import Languages
 from gateway.drivers.store import SharedStore, SharedStoreMetrics
 from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics
-from gateway.features.ownership.http import object_routes
-from gateway.features.ownership.service import ObjectMetrics
 from gateway.features.reuse.http import cache_routes
 from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
 from gateway.features.runs.http import RunRoutes, workflow_routes
@@ -113,6 +111,9 @@ if is_installed("gateway.features.degrade"):
     from gateway.features.degrade.service import DegradeMetrics
 if is_installed("gateway.features.grouping"):
     from gateway.features.grouping.service import GroupMetrics
+if is_installed("gateway.features.ownership"):
+    from gateway.features.ownership.http import object_routes
+    from gateway.features.ownership.service import ObjectMetrics
 if is_installed("gateway.products.jobs.webhooks"):
     from gateway.products.jobs.webhooks.http import webhook_routes
     from gateway.products.jobs.webhooks.rules import WEBHOOK_SETTINGS, WEBHOOKS, deliveries_of
@@ -147,7 +148,7 @@ class ProductMeters:
         self.caches = CacheMetrics()
         self.realtime = RealtimeMetrics() if is_installed("gateway.products.realtime") else None
         self.response_sockets = ResponseSocketMetrics() if is_installed("gateway.products.responses.socket") else None
-        self.objects = ObjectMetrics()
+        self.objects = ObjectMetrics() if is_installed("gateway.features.ownership") else None
         self.thinking = ThinkingMetrics()
         self.jobs = JobMeter(telemetry.metrics)
         self.outputs = OutputMetrics()
@@ -160,7 +161,8 @@ class ProductMeters:
             telemetry.register(self.realtime)
         if self.response_sockets is not None:
             telemetry.register(self.response_sockets)
-        telemetry.register(self.objects)
+        if self.objects is not None:
+            telemetry.register(self.objects)
         telemetry.register(self.thinking)
         telemetry.register(self.jobs)
         telemetry.register(self.outputs)
@@ -537,6 +539,7 @@ class Gateway:
     def _operations(self, edge: Edge, *, is_local: bool) -> list[BaseRoute]:
         """Returns the routes of operators; `is_local`: nobody of another machine can reach them."""
         policies, jobs, sqlite = self._policies, self._jobs, self._opened.sqlite
+        ownership = self._products.ownership
         state_file = None
         if sqlite is not None:
             forget_copies(sqlite.path)  # a crash may have left some
@@ -565,7 +568,7 @@ class Gateway:
             *admin_routes(policies, {name: view for one in self._own_products for name, view in one.views().items()}),
             *cache_routes(policies, self._cache_desk, self._savings),
             *backup_routes(policies, state_file, find_jobs_file),
-            *object_routes(policies, self._products.ownership),
+            *([] if ownership is None else object_routes(policies, ownership)),
             *job_admin_routes(policies, jobs),
             *self._webhook_routes(clock),
             *dead_letter_routes(policies, jobs, clock),
@@ -596,7 +599,9 @@ class Gateway:
             meters.realtime.set_traffic(self._realtime.traffic())
         if meters.response_sockets is not None:
             meters.response_sockets.set_open(sum(one.is_connection for one in self._inflight.present()))
-        meters.objects.set_objects(self._opened.objects.entries, self._opened.objects.lost)
+        objects = self._opened.objects
+        if meters.objects is not None and objects is not None:
+            meters.objects.set_objects(objects.entries, objects.lost)
         if jobs is not None and jobs.engine.opened is not None:
             meters.jobs.set_depth(jobs.engine.opened.depth(), jobs.clock.wall())
             meters.jobs.set_native_parts(jobs.native_parts())

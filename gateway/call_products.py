@@ -13,7 +13,6 @@ from gateway.core.call import CallProduct
 from gateway.core.clock import Clock
 from gateway.core.pipeline import Pipeline
 from gateway.features.output.service import OutputMetrics, Outputs
-from gateway.features.ownership.service import Ownership
 from gateway.features.reuse.inspect import Savings
 from gateway.features.reuse.service import Replays
 from gateway.features.runs.steps import StepCalls
@@ -26,6 +25,8 @@ if is_installed("gateway.dialects.message_ids"):
     from gateway.dialects.message_ids import MessageIds
 if is_installed("gateway.dialects.count_tokens"):
     from gateway.dialects.count_tokens import TokenCounts
+if is_installed("gateway.features.ownership"):
+    from gateway.features.ownership.service import Ownership
 if is_installed("gateway.features.sdk_retries"):
     from gateway.features.sdk_retries import RepeatedCalls
 if is_installed("gateway.features.degrade"):
@@ -48,7 +49,7 @@ class CallProducts:
     """Gives the stored answer of a step that has run already: it costs nothing, so it is looked for before all else."""
     runs: RunBudget | None
     """Keeps runs within their budgets; None: runs are not counted."""
-    ownership: Ownership
+    ownership: Ownership | None
     """Refuses what is another tenant's, also where an answer is stored."""
     replays: Replays
     """Gives stored answers, and shares those in the making."""
@@ -93,7 +94,7 @@ def install_products(
         counts=TokenCounts(clock, admission, accounts) if is_installed("gateway.dialects.count_tokens") else None,
         steps=StepCalls(kept_clock, accounts, store),
         runs=None if runs is None else RunBudget(runs, admission.costs),
-        ownership=Ownership(opened.objects),
+        ownership=None if opened.objects is None else Ownership(opened.objects),
         replays=replays,
         repeated=RepeatedCalls(clock, accounts, replays.single_flight)
         if is_installed("gateway.features.sdk_retries")

@@ -14,10 +14,14 @@ from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.drivers.memory import MemoryStore
 from gateway.drivers.store import SharedStore, Store
-from gateway.features.ownership.memory import MemoryObjects
-from gateway.features.ownership.store import Objects
 from gateway.features.runs.store import RunStore
 from gateway.features.semantic.store import MemoryVectors, Vectors
+from gateway.installed import is_installed
+
+# One that is not here is left out.
+if is_installed("gateway.features.ownership"):
+    from gateway.features.ownership.memory import MemoryObjects
+    from gateway.features.ownership.store import Objects
 
 if TYPE_CHECKING:
     from gateway.drivers.redis_store import RedisStore
@@ -33,8 +37,8 @@ class OpenedStore(NamedTuple):
     """The store of a process."""
 
     store: Store
-    objects: Objects
-    """The owners of objects at providers."""
+    objects: Objects | None
+    """The owners of objects at providers; None: the product is not here."""
     vectors: Vectors
     """The rows of the semantic index."""
     shared: SharedStore | None = None
@@ -47,7 +51,8 @@ class OpenedStore(NamedTuple):
     def configure(self, bounds: StoreBounds) -> None:
         """Applies the bounds from now on."""
         self.store.configure(bounds)
-        self.objects.configure(bounds.objects)
+        if self.objects is not None:
+            self.objects.configure(bounds.objects)
         self.vectors.configure(bounds.vectors)
 
 
@@ -68,29 +73,37 @@ def open_store(policy: PolicySnapshot, path: str | None, clock: Clock) -> Opened
 
 def in_memory(bounds: StoreBounds, wall: Wall) -> OpenedStore:
     """Returns a store in this process's memory."""
-    return OpenedStore(MemoryStore(bounds, wall), MemoryObjects(bounds.objects), MemoryVectors())
+    objects = MemoryObjects(bounds.objects) if is_installed("gateway.features.ownership") else None
+    return OpenedStore(MemoryStore(bounds, wall), objects, MemoryVectors())
 
 
 def in_file(store: SqliteStore, bounds: StoreBounds, wall: Wall) -> OpenedStore:
     """Returns the store of a file with the parts of products."""
-    # Loaded with the file.
-    from gateway.features.ownership.sqlite import SqliteObjects
-    from gateway.features.semantic.sqlite import SqliteVectors  # loaded with the file, too
+    # Loaded with the file, as those below.
+    from gateway.features.semantic.sqlite import SqliteVectors
 
-    objects = SqliteObjects(store.thread, store.file, wall, bounds.objects)
-    return OpenedStore(store, objects, SqliteVectors(store.thread, wall, bounds.vectors), sqlite=store)
+    opened = OpenedStore(store, None, SqliteVectors(store.thread, wall, bounds.vectors), sqlite=store)
+    if is_installed("gateway.features.ownership"):
+        from gateway.features.ownership.sqlite import SqliteObjects  # as above
+
+        opened = opened._replace(objects=SqliteObjects(store.thread, store.file, wall, bounds.objects))
+    return opened
 
 
 def in_redis(store: RedisStore, bounds: StoreBounds, wall: Wall) -> OpenedStore:
     """Returns the store of a Redis with the parts of products, which it looks after from now on."""
-    # Loaded with the client.
-    from gateway.features.ownership.redis import RedisObjects
-    from gateway.features.runs.redis import SharedRunRecords  # loaded with the client, too
-    from gateway.features.semantic.redis import RedisVectors  # loaded with the client, too
+    # Loaded with the client, as those below.
+    from gateway.features.runs.redis import SharedRunRecords
+    from gateway.features.semantic.redis import RedisVectors  # as above
 
     vectors = RedisVectors(store.link, store.background, wall, store.now, bounds.vectors, store.news)
-    objects = RedisObjects(store.link, store.background, store.now, bounds.objects)
     store.add("vectors", vectors)
-    store.add("objects", objects)
     runs = SharedRunRecords(store.link, store.replica_id.hex())
-    return OpenedStore(store, objects, vectors, shared=store, runs=runs)
+    opened = OpenedStore(store, None, vectors, shared=store, runs=runs)
+    if is_installed("gateway.features.ownership"):
+        from gateway.features.ownership.redis import RedisObjects  # as above
+
+        objects = RedisObjects(store.link, store.background, store.now, bounds.objects)
+        store.add("objects", objects)
+        opened = opened._replace(objects=objects)
+    return opened

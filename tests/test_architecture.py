@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "routes": {"core", "dialects", "installed", "products"},
     "sections": {"core", "installed", "own_products"},
     "settings": set(),
-    "stores": {"core", "drivers", "features"},
+    "stores": {"core", "drivers", "features", "installed"},
     "workers": {"app", "core", "process", "products", "settings"},
     "__init__": set(),
 }

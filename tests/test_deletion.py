@@ -21,6 +21,7 @@ DELETABLE = (
     "gateway.features.background_charges",
     "gateway.features.degrade",
     "gateway.features.grouping",
+    "gateway.features.ownership",
     "gateway.features.sdk_retries",
     "gateway.products.jobs.webhooks",
     "gateway.products.realtime",
@@ -32,9 +33,6 @@ IN_THE_WAY: Final[dict[str, set[str]]] = {
         "gateway.products.batches",
         "gateway.products.jobs",
         "gateway.products.pipelines",
-    },
-    "gateway.features.ownership": {
-        "gateway.products.batches",
     },
     "gateway.features.semantic": {
         "gateway.features.reuse",

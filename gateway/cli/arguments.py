@@ -136,7 +136,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     )
 
     _add_state(commands.add_parser("state", help="back up the state file of a running gateway"))
-    _add_objects(commands.add_parser("objects", help="whose the files, responses and the like at providers are"))
+    if is_installed("gateway.features.ownership"):
+        _add_objects(commands.add_parser("objects", help="whose the files, responses and the like at providers are"))
 
     jobs = add_jobs(
         commands.add_parser(

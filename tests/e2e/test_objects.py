@@ -510,7 +510,9 @@ async def test_a_chat_completion_is_remembered_only_when_it_is_stored(
     found = await ask(gateway, *(get(f"/v1/chat/completions/{id}", key) for id in (stored, other) for key in (A, B)))
 
     assert [answer.status for answer in found] == [200, 404, 404, 404]
-    assert gateway.gateway._opened.objects.entries == 1
+    objects = gateway.gateway._opened.objects
+    assert objects is not None
+    assert objects.entries == 1
 
 
 # --- lists ---
@@ -625,7 +627,9 @@ async def test_one_tenant_alone_is_not_asked(start: StartGateway, provider: Obje
 
     assert OBJECTS.of(gateway.gateway.policy) is None
     assert (orjson.loads(listed.body)["data"][0]["id"], shown.status) == (id, 200)
-    assert gateway.gateway._opened.objects.entries == 0
+    objects = gateway.gateway._opened.objects
+    assert objects is not None
+    assert objects.entries == 0
 
 
 async def test_objects_can_be_shared_by_all(start: StartGateway, provider: ObjectsProvider) -> None:

@@ -30,7 +30,7 @@ class MemoryStore(memory.MemoryStore):
 
     def __init__(self, bounds: StoreBounds, wall: Callable[[], float]) -> None:
         super().__init__(bounds, wall)
-        _, self.objects, self.vectors, *_ = stores.in_memory(bounds, wall)
+        self.objects, self.vectors = _parts_of(stores.in_memory(bounds, wall))
 
     def configure(self, bounds: StoreBounds) -> None:
         super().configure(bounds)
@@ -51,7 +51,7 @@ class SqliteStore(sqlite_store.SqliteStore):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(path, wall, bounds, ahead=ahead, connect=connect, monotonic=monotonic)
-        _, self.objects, self.vectors, *_ = stores.in_file(self, bounds, wall)
+        self.objects, self.vectors = _parts_of(stores.in_file(self, bounds, wall))
 
     def configure(self, bounds: StoreBounds) -> None:
         super().configure(bounds)
@@ -71,11 +71,16 @@ class RedisStore(redis_store.RedisStore):
         connect: Callable[[SharedState], Link] = Link,
     ) -> None:
         super().__init__(shared, wall, bounds, now=now, connect=connect)
-        _, self.objects, self.vectors, *_ = stores.in_redis(self, bounds, wall)
+        self.objects, self.vectors = _parts_of(stores.in_redis(self, bounds, wall))
 
     def configure(self, bounds: StoreBounds) -> None:
         super().configure(bounds)
         _configure(self, bounds)
+
+
+def _parts_of(opened: OpenedStore) -> tuple[Objects, Vectors]:
+    assert opened.objects is not None
+    return opened.objects, opened.vectors
 
 
 def _configure(one: Store, bounds: StoreBounds) -> None:

@@ -57,7 +57,7 @@ def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 async def serve(folder: Path) -> None:
-    """Starts a gateway, makes a plain, a streamed and a retried call, and has a job run."""
+    """Starts a gateway with a state file, makes a plain, a streamed and a retried call, and has a job run."""
     from httpx import AsyncClient  # once the package is blocked, as all below
 
     from gateway.app import Gateway
@@ -70,7 +70,8 @@ async def serve(folder: Path) -> None:
     await provider.start()
     path = folder / "config.yaml"
     file = {"jobs": {"store": f"sqlite:///{folder}/jobs.db"}} if is_installed("gateway.products.jobs") else {}
-    path.write_bytes(orjson.dumps(config_of(provider.base_url, file=file)))  # JSON is YAML
+    state = {"state": f"sqlite:///{folder}/state.db"}
+    path.write_bytes(orjson.dumps(config_of(provider.base_url, file={**file, **state})))  # JSON is YAML
     gateway = Gateway(Settings(config=path, host="127.0.0.1", port=0), {}, log_stream=io.StringIO())
     await gateway.start()
     ask = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

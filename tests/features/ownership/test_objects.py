@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.dialects.openai.lists import Page, read_page
 from gateway.features.ownership.objects import (
     MESSAGES,
     RESPONSES,
@@ -22,7 +23,7 @@ from gateway.features.ownership.objects import (
     scope_of,
 )
 from gateway.features.ownership.rules import FIELDS, KNOWN, NamedId, ObjectRules, ids_in_body, ids_in_line, may_name
-from gateway.features.ownership.service import Announcements, Filling, Page, ids_in_answer, read_page
+from gateway.features.ownership.service import Announcements, Filling, ids_in_answer
 from tests.rows import rows
 
 JSON = b"application/json"
