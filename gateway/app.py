@@ -69,7 +69,6 @@ from gateway.features.runs.http import RunRoutes, workflow_routes
 from gateway.features.runs.metrics import RunCounter
 from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import DurableRuns, RunTable
-from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
@@ -114,6 +113,8 @@ if is_installed("gateway.features.grouping"):
 if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.http import object_routes
     from gateway.features.ownership.service import ObjectMetrics
+if is_installed("gateway.features.semantic"):
+    from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 if is_installed("gateway.products.jobs.webhooks"):
     from gateway.products.jobs.webhooks.http import webhook_routes
     from gateway.products.jobs.webhooks.rules import WEBHOOK_SETTINGS, WEBHOOKS, deliveries_of
@@ -126,6 +127,8 @@ if is_installed("gateway.products.responses.socket"):
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+    from gateway.features.semantic.lookup import Semantic
 
 
 log = logging.getLogger("gateway")
@@ -247,7 +250,10 @@ class Gateway:
         self._realtime = None
         if is_installed("gateway.products.realtime"):
             self._realtime = RealtimeSessions(self._pipeline, self._products.runs)
-        self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
+        self._semantic: Semantic | None = None
+        self._embedders = None
+        if is_installed("gateway.features.semantic"):
+            self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)
         if self._shared is not None:
             self._follow_news(self._shared)
@@ -369,8 +375,8 @@ class Gateway:
             await self._jobs.aclose()
         for server in self._servers:
             await server.stop()
-        if self._products.replays.layers.semantic is not None:
-            await self._products.replays.layers.semantic.aclose()  # embeddings under way are awaited, too
+        if self._semantic is not None:
+            await self._semantic.aclose()  # embeddings under way are awaited, too
         await self._products.replays.aclose()
         if self._sharing is not None:
             await self._sharing.aclose()
@@ -402,28 +408,29 @@ class Gateway:
 
     def _prepare_semantic(self, policy: PolicySnapshot) -> None:
         """Opens what the semantic cache needs, where a model has one; may take long, and may run in any thread."""
-        layers = self._products.replays.layers
-        layers.semantic = open_semantic(
-            policy, layers.semantic, self._embedders, self._kept_clock, self._opened.vectors
-        )
+        vectors = self._opened.vectors
+        if self._embedders is not None and vectors is not None:
+            self._semantic = open_semantic(policy, self._semantic, self._embedders, self._kept_clock, vectors)
+            self._products.replays.layers.semantic = self._semantic
 
     def _follow_news(self, shared: SharedStore) -> None:
         """Listens to the other replicas: for limits and health, and for questions that they keep or are to forget."""
-        # Loaded where stores are shared.
-        from gateway.drivers.redis_answers import decode_selection
-        from gateway.features.semantic.redis import decode_news  # loaded where stores are shared, too
+        listeners: dict[str, Callable[[bytes], None]] = {}
+        if is_installed("gateway.features.semantic"):
+            # Loaded where stores are shared.
+            from gateway.drivers.redis_answers import decode_selection
+            from gateway.features.semantic.redis import decode_news  # loaded where stores are shared, too
 
-        layers = self._products.replays.layers
+            def on_vector(detail: bytes) -> None:
+                if self._semantic is not None:
+                    self._semantic.add_shared(decode_news(detail, self._kept_clock.wall()))
 
-        def on_vector(detail: bytes) -> None:
-            if layers.semantic is not None:
-                layers.semantic.add_shared(decode_news(detail, self._kept_clock.wall()))
+            def on_purge(detail: bytes) -> None:
+                if self._semantic is not None:
+                    self._semantic.forget_here(**decode_selection(detail)._asdict())
 
-        def on_purge(detail: bytes) -> None:
-            if layers.semantic is not None:
-                layers.semantic.forget_here(**decode_selection(detail)._asdict())
-
-        FleetNews(self._clock, shared.news, self._admission, self._draw, {"vector": on_vector, "purge": on_purge})
+            listeners = {"vector": on_vector, "purge": on_purge}
+        FleetNews(self._clock, shared.news, self._admission, self._draw, listeners)
 
     def _build_jobs(self) -> JobWork | None:
         """Returns durable work over the pipeline; None: the config has none."""
@@ -615,8 +622,8 @@ class Gateway:
         self._meters.state.changed(is_up)
         if self._sharing is not None:
             self._sharing.changed(is_up)
-        if is_up and self._products.replays.layers.semantic is not None:
-            self._products.replays.layers.semantic.reload()
+        if is_up and self._semantic is not None:
+            self._semantic.reload()
 
 
 async def _open_store(settings: JobSettings, clock: Clock, following: CountedEnds) -> JobStore:

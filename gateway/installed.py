@@ -11,6 +11,7 @@ from typing import Final
 
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gateway.features.sdk_retries": ("gateway.features.reuse",),  # a retry shares the answer as equal calls do
+    "gateway.features.semantic": ("gateway.features.reuse",),  # it is one of the layers that have answers
     "gateway.products.responses.socket": ("gateway.products.realtime",),  # both are served over WebSockets
 }
 """The products that a product cannot do without: where one of them is missing, it counts as missing, too."""

@@ -15,13 +15,14 @@ from gateway.core.types import StoreBounds
 from gateway.drivers.memory import MemoryStore
 from gateway.drivers.store import SharedStore, Store
 from gateway.features.runs.store import RunStore
-from gateway.features.semantic.store import MemoryVectors, Vectors
 from gateway.installed import is_installed
 
 # One that is not here is left out.
 if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.memory import MemoryObjects
     from gateway.features.ownership.store import Objects
+if is_installed("gateway.features.semantic"):
+    from gateway.features.semantic.store import MemoryVectors, Vectors
 
 if TYPE_CHECKING:
     from gateway.drivers.redis_store import RedisStore
@@ -37,10 +38,10 @@ class OpenedStore(NamedTuple):
     """The store of a process."""
 
     store: Store
-    objects: Objects | None
+    objects: Objects | None = None
     """The owners of objects at providers; None: the product is not here."""
-    vectors: Vectors
-    """The rows of the semantic index."""
+    vectors: Vectors | None = None
+    """The rows of the semantic index; None: the product is not here."""
     shared: SharedStore | None = None
     """The same store where replicas share it."""
     runs: RunStore | None = None
@@ -53,7 +54,8 @@ class OpenedStore(NamedTuple):
         self.store.configure(bounds)
         if self.objects is not None:
             self.objects.configure(bounds.objects)
-        self.vectors.configure(bounds.vectors)
+        if self.vectors is not None:
+            self.vectors.configure(bounds.vectors)
 
 
 def open_store(policy: PolicySnapshot, path: str | None, clock: Clock) -> OpenedStore:
@@ -74,34 +76,38 @@ def open_store(policy: PolicySnapshot, path: str | None, clock: Clock) -> Opened
 def in_memory(bounds: StoreBounds, wall: Wall) -> OpenedStore:
     """Returns a store in this process's memory."""
     objects = MemoryObjects(bounds.objects) if is_installed("gateway.features.ownership") else None
-    return OpenedStore(MemoryStore(bounds, wall), objects, MemoryVectors())
+    vectors = MemoryVectors() if is_installed("gateway.features.semantic") else None
+    return OpenedStore(MemoryStore(bounds, wall), objects, vectors)
 
 
 def in_file(store: SqliteStore, bounds: StoreBounds, wall: Wall) -> OpenedStore:
-    """Returns the store of a file with the parts of products."""
-    # Loaded with the file, as those below.
-    from gateway.features.semantic.sqlite import SqliteVectors
+    """Returns the store of a file with the parts of products, which are loaded with it."""
+    opened = OpenedStore(store, sqlite=store)
+    if is_installed("gateway.features.semantic"):
+        from gateway.features.semantic.sqlite import SqliteVectors  # a process without a file does not load it
 
-    opened = OpenedStore(store, None, SqliteVectors(store.thread, wall, bounds.vectors), sqlite=store)
+        opened = opened._replace(vectors=SqliteVectors(store.thread, wall, bounds.vectors))
     if is_installed("gateway.features.ownership"):
-        from gateway.features.ownership.sqlite import SqliteObjects  # as above
+        from gateway.features.ownership.sqlite import SqliteObjects  # a process without a file does not load it
 
         opened = opened._replace(objects=SqliteObjects(store.thread, store.file, wall, bounds.objects))
     return opened
 
 
 def in_redis(store: RedisStore, bounds: StoreBounds, wall: Wall) -> OpenedStore:
-    """Returns the store of a Redis with the parts of products, which it looks after from now on."""
-    # Loaded with the client, as those below.
-    from gateway.features.runs.redis import SharedRunRecords
-    from gateway.features.semantic.redis import RedisVectors  # as above
+    """Returns the store of a Redis with the parts of products, which are loaded with it, and which it looks after."""
+    from gateway.features.runs.redis import SharedRunRecords  # a process without replicas does not load it
 
-    vectors = RedisVectors(store.link, store.background, wall, store.now, bounds.vectors, store.news)
-    store.add("vectors", vectors)
     runs = SharedRunRecords(store.link, store.replica_id.hex())
-    opened = OpenedStore(store, None, vectors, shared=store, runs=runs)
+    opened = OpenedStore(store, shared=store, runs=runs)
+    if is_installed("gateway.features.semantic"):
+        from gateway.features.semantic.redis import RedisVectors  # a process without replicas does not load it
+
+        vectors = RedisVectors(store.link, store.background, wall, store.now, bounds.vectors, store.news)
+        store.add("vectors", vectors)
+        opened = opened._replace(vectors=vectors)
     if is_installed("gateway.features.ownership"):
-        from gateway.features.ownership.redis import RedisObjects  # as above
+        from gateway.features.ownership.redis import RedisObjects  # a process without replicas does not load it
 
         objects = RedisObjects(store.link, store.background, store.now, bounds.objects)
         store.add("objects", objects)

@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dialects": {"core", "products"},
     "drivers": {"core", "fleet", "process", "products"},
     "emulator": set(),
-    "features": {"admin", "cli", "core", "dialects", "drivers", "fleet", "products", "routes"},
+    "features": {"admin", "cli", "core", "dialects", "drivers", "fleet", "installed", "products", "routes"},
     "fleet": {"core", "drivers"},
     "housekeeping": {"admin", "core", "dialects", "features", "installed", "process", "products", "sections"},
     "installed": set(),

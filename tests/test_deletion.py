@@ -23,6 +23,7 @@ DELETABLE = (
     "gateway.features.grouping",
     "gateway.features.ownership",
     "gateway.features.sdk_retries",
+    "gateway.features.semantic",
     "gateway.products.jobs.webhooks",
     "gateway.products.realtime",
 )
@@ -34,14 +35,10 @@ IN_THE_WAY: Final[dict[str, set[str]]] = {
         "gateway.products.jobs",
         "gateway.products.pipelines",
     },
-    "gateway.features.semantic": {
-        "gateway.features.reuse",
-    },
     "gateway.features.reuse": {
         "admin",
         "features",
         "gateway.features.runs",
-        "gateway.features.semantic",
         "gateway.products.batches",
         "gateway.products.jobs",
         "gateway.products.responses",
@@ -83,8 +80,8 @@ IN_THE_WAY: Final[dict[str, set[str]]] = {
         "credentials",
         "demo",
         "drivers",
+        "features",
         "gateway.features.runs",
-        "gateway.features.semantic",
         "gateway.products.batches",
         "gateway.products.pipelines",
         "gateway.products.responses",

@@ -122,7 +122,7 @@ async def test_a_row_that_another_keeps_is_heard(tmp_path: Path, pair: StartPair
     await test_semantic.ask(other, "How do I bake sourdough bread at home?")  # now it has the partition
     first = await test_semantic.ask(one, ASKED)
     await told(one, other)
-    semantic: Any = other.gateway._products.replays.layers.semantic
+    semantic: Any = other.gateway._semantic
     await until(lambda: sum(len(rows) for rows in semantic._partitions._index._partitions.values()) == 2)
 
     assert (await test_semantic.ask(other, MEANT)).body == first.body

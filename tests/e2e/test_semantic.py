@@ -48,7 +48,7 @@ async def ask(
     async with connect(gateway.url) as peer:
         answer = await peer.exchange(post(CHAT, orjson.dumps(body), f"authorization: Bearer {secret}", *headers))
     assert answer.status == 200, answer.raw
-    semantic = gateway.gateway._products.replays.layers.semantic
+    semantic = gateway.gateway._semantic
     assert semantic is not None
     await until(lambda: not until_kept or semantic.stats()["keeping"] == 0)
     return answer

@@ -80,6 +80,7 @@ class RedisStore(redis_store.RedisStore):
 
 def _parts_of(opened: OpenedStore) -> tuple[Objects, Vectors]:
     assert opened.objects is not None
+    assert opened.vectors is not None
     return opened.objects, opened.vectors
 
 

@@ -31,6 +31,12 @@ class Blocked:
         return None
 
 
+PARTS_OF_FILES: dict[str, dict[str, Any]] = {
+    "gateway.features.semantic": {"cache.yaml": {"semantic": {"embeddings": "m"}}},
+}
+"""By product: what of another product's policy files is only for it."""
+
+
 def config_of(base_url: str, **changes: Any) -> dict[str, Any]:
     """A config with one provider, model and key; `changes` are more of the model, the key or the file."""
     return {
@@ -54,6 +60,11 @@ def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]
                 (folder / "policies").mkdir(exist_ok=True)
                 (folder / "policies" / name).write_text("{}")
                 yield name, {"file": {"policies": "policies"}}
+
+    for name, section in PARTS_OF_FILES.get(package, {}).items():
+        (folder / "policies").mkdir(exist_ok=True)
+        (folder / "policies" / name).write_bytes(orjson.dumps({"default": section}))
+        yield from ((key, {"file": {"policies": "policies"}}) for key in section)
 
 
 async def serve(folder: Path) -> None:

@@ -41,6 +41,7 @@ from gateway.core.config.source import Document, Path, did_you_mean, quoted
 from gateway.core.snapshot import Model, PolicySnapshot, Provider, Setting, Target, with_settings
 from gateway.core.types import THINKING, StoreBounds
 from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which
+from gateway.installed import is_installed
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
 """The files of a folder with a local embedding model."""
@@ -224,6 +225,9 @@ def _caching(
 
 
 def _semantic(document: Document | None, path: Path, beside: FilePath) -> SemanticRule | None:
+    if document is not None and not is_installed("gateway.features.semantic"):
+        document.complain(path, f"{quoted('semantic')} is not installed")
+        return None
     entry = check(SemanticEntry, document, path) if document is not None else None
     if entry is None:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -26,10 +26,7 @@ from gateway.features.reuse.layers import ReusePlan, in_form, mark_served_from, 
 from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.rules import CACHING, ExactRule
 from gateway.features.reuse.service import Replays
-
-if TYPE_CHECKING:
-    from gateway.features.semantic.lookup import Explained, Neighbour
-
+from gateway.features.reuse.similar import Explained, Neighbour
 
 SAME = "taken for the same"
 
@@ -61,7 +58,7 @@ class CacheInspector:
         Calls with a credential of their own, or with headers that change the question, have other keys.
         """
         call = self._call(endpoint, body, tenant)
-        plan = plan_reuse(call, recognises=self._replays.layers.semantic is not None)
+        plan = plan_reuse(call, self._replays.layers.semantic)
         replay = OUTCOME.find(call) or CacheOutcome("bypass")
         if plan is None:
             replay.why.append(f"nothing is kept of such a request, nor shared: {_why_not(call)}")

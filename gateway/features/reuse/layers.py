@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
 
 from gateway.core.answers import wants_usage
 from gateway.core.call import INVALID_ANSWER, VARIANT, Call, Reply, deciding_attempt
@@ -29,7 +28,6 @@ from gateway.dialects.conversion import as_stream, as_whole, ends_well, with_usa
 from gateway.drivers.store import Claim, Store
 from gateway.features.reuse.keys import (
     ANYTHING,
-    LARGE_BYTES,
     Directives,
     KeyInUse,
     KeyReused,
@@ -38,19 +36,14 @@ from gateway.features.reuse.keys import (
     exact_key,
     fingerprint,
     flight_key,
-    partition_key,
     read_directives,
-    reads_one_way,
     record_key,
     serves,
 )
 from gateway.features.reuse.outcome import CACHE_CONTROL, OUTCOME, SENT_KEY, CacheOutcome
 from gateway.features.reuse.rules import CACHING, CONVERTIBLE, Caching, applies, is_deterministic
+from gateway.features.reuse.similar import SemanticLayer, SemanticQuery
 from gateway.features.reuse.single_flight import SharedAnswer
-from gateway.features.semantic.question import SemanticQuery, last_question
-
-if TYPE_CHECKING:
-    from gateway.features.semantic.lookup import Semantic
 
 # --- the plan of a call: what of it may be stored or shared, and under which keys ---
 
@@ -86,8 +79,8 @@ class ReusePlan:
         return is_open or self.found is not None or self.semantic is not None or self.directives.only_if_cached
 
 
-def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
-    """Returns what may be stored or shared of the call; None: nothing. `recognises`: there is a semantic cache.
+def plan_reuse(call: Call, semantic: SemanticLayer | None) -> ReusePlan | None:
+    """Returns what may be stored or shared of the call; None: nothing. `semantic`: None: there is no semantic cache.
 
     This is decided once, when the call comes in, from the policy, the headers and the body. Most calls have nothing to reuse,
     and that is found out in a microsecond.
@@ -99,7 +92,7 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     if call.slots is not None:
         key, control = SENT_KEY.find(call), CACHE_CONTROL.find(call)
     asks_for_nothing = key is None and control is None
-    if asks_for_nothing and caching.exact.requests == "off" and not (recognises and caching.semantic is not None):
+    if asks_for_nothing and caching.exact.requests == "off" and (semantic is None or caching.semantic is None):
         # Only single flight is left, which the policy may exclude for this call, too.
         if parsed is None or caching.coalesce == "off":
             return None
@@ -111,7 +104,7 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
         name = call.endpoint.name
         is_shared = applies(caching.coalesce, name, parsed)
         is_kept = applies(caching.exact.requests, name, parsed)
-        means = recognises and caching.semantic is not None and applies("always", name, parsed)
+        means = semantic is not None and caching.semantic is not None and applies("always", name, parsed)
     directives = ANYTHING if control is None else read_directives(control)
     if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
         return None
@@ -121,8 +114,8 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
         variant = VARIANT.find(call)
         if variant is not None:
             plan.exact = digest(plan.exact, variant)
-        if means and variant is None:
-            plan.semantic = _meaning(call, parsed)
+        if means and variant is None and semantic is not None:
+            plan.semantic = semantic.query_of(call, parsed)
         if is_shared and not plan.directives.no_cache:
             plan.flight = flight_key(call, parsed, plan.exact)
     if is_keyed and key is not None:
@@ -132,20 +125,6 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     result = "miss" if is_keyed or is_looked_up else "bypass"
     OUTCOME.put(call, CacheOutcome(result, key=plan.exact if is_looked_up else b""))
     return plan
-
-
-def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
-    """Returns the call's question for the semantic cache; None: it cannot be judged by its meaning."""
-    caching = CACHING.of(call.model)
-    if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
-        return None
-    question = last_question(call.endpoint.name, parsed, caching.exact.ignore)
-    if question is None:
-        return None
-    embedder = call.policy.find_model(caching.semantic.embeddings)
-    space = "" if embedder is None else CACHING.of(embedder).version  # where it goes makes its vectors what they are
-    partition = digest(partition_key(call, caching, question.rest), space.encode())
-    return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)
 
 
 # --- claims of records, renewed while their holder works ---
@@ -220,7 +199,7 @@ class ReuseLayers:
         self._clock = clock
         self._store = store
         self._forms = Forms()
-        self.semantic: Semantic | None = None
+        self.semantic: SemanticLayer | None = None
         """The semantic cache; None: there is none."""
 
     def in_memory(self, call: Call, plan: ReusePlan) -> Reply | None:

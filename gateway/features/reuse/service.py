@@ -129,7 +129,7 @@ class Replays(OutcomeTrail):
 
     def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
         """Returns the reply to the call, from its provider or not."""
-        plan = plan_reuse(call, recognises=self.layers.semantic is not None)
+        plan = plan_reuse(call, self.layers.semantic)
         return next(call) if plan is None else self._serve(call, plan, next)
 
     async def open(self, call: Call, next: Open) -> Opened:

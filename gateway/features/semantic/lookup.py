@@ -13,15 +13,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import Any
 
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.features.reuse.keys import digest
 from gateway.features.reuse.outcome import OUTCOME
 from gateway.features.reuse.rules import SemanticRule
+from gateway.features.reuse.similar import Explained, Match, Neighbour, SemanticQuery
 from gateway.features.semantic.guards import Facts, objection
-from gateway.features.semantic.question import MOST_CHARS, Embedder, Index, Near, Neighbourhood, SemanticQuery
+from gateway.features.semantic.question import MOST_CHARS, Embedder, Index, Near, Neighbourhood, query_of
 from gateway.features.semantic.store import VectorRow, Vectors
 from gateway.features.semantic.vectors import Background, KnownQuestion, Partitions, Questions, result_by
 
@@ -42,43 +43,8 @@ NOT_LOADED = "the questions that it is compared with were not there in time"
 TOO_LONG = f"its last user message is empty or has more than {MOST_CHARS} characters"
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A question that means the same; `key` is the exact key of its answer."""
-
-    key: bytes
-    similarity: float
-    partition: bytes
-    stored_at: float
-    """The time at which the question was stored, in wall-clock seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """One of the nearest questions, in an explanation."""
-
-    key: str
-    """The exact key of its answer, in hex."""
-    similarity: float
-    objection: str | None
-    """The guard that finds the two questions different; None: none does."""
-    stored_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """The reason why a question was recognised, or was not; `partition` is the beginning of its name in hex."""
-
-    threshold: float
-    partition: str = ""
-    rows: int = 0
-    nearest: tuple[Neighbour, ...] = ()
-    problem: str | None = None
-    """The reason why nothing could be compared; None: something was."""
-
-
 class Semantic:
-    """Recognises questions. One per process."""
+    """Implements `gateway.features.reuse.similar.SemanticLayer`. One per process."""
 
     def __init__(
         self, clock: Clock, index: Index, store: Vectors, embedder_of: Callable[[SemanticRule], Embedder]
@@ -90,6 +56,10 @@ class Semantic:
         self._partitions = Partitions(clock, index, store)
         self._searches = Background(MOST_SEARCHES)
         self._keeping = 0
+
+    def query_of(self, call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
+        """Returns the call's question; None: it cannot be judged by its meaning."""
+        return query_of(call, parsed)
 
     async def find(self, call: Call, ask: SemanticQuery) -> Match | None:
         """Returns the nearest question that may stand for this one; None: there is none, or none in the rule's time.

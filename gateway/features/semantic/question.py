@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from gateway.core.call import Call
-from gateway.features.reuse.rules import NOT_OF_THE_QUESTION, SemanticRule
+from gateway.features.reuse.keys import LARGE_BYTES, digest, partition_key, reads_one_way
+from gateway.features.reuse.rules import CACHING, NOT_OF_THE_QUESTION
+from gateway.features.reuse.similar import SemanticQuery
 from gateway.features.semantic.store import VectorRow
 
 # --- the ports of the semantic cache ---
@@ -102,19 +104,6 @@ class Question:
     rest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SemanticQuery:
-    """A call's question to the semantic cache."""
-
-    partition: bytes
-    """The digest of all that must match exactly, 32 bytes, the owner first of all."""
-    text: str
-    """The last user message."""
-    rule: SemanticRule
-    model: str
-    tenant: str
-
-
 def last_question(endpoint: str, parsed: dict[str, Any], ignored: Set[str] = frozenset()) -> Question | None:
     """Returns the question of a request, `ignored` top-level fields left out; None: it cannot be judged by its meaning."""
     if endpoint not in _FIELDS or parsed.get("n") not in (None, 1):
@@ -131,6 +120,20 @@ def last_question(endpoint: str, parsed: dict[str, Any], ignored: Set[str] = fro
         return Question(text, orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
     except TypeError:  # nested too deeply to be written again
         return None
+
+
+def query_of(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
+    """Returns the call's question for the cache; None: it cannot be judged by its meaning."""
+    caching = CACHING.of(call.model)
+    if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
+        return None
+    question = last_question(call.endpoint.name, parsed, caching.exact.ignore)
+    if question is None:
+        return None
+    embedder = call.policy.find_model(caching.semantic.embeddings)
+    space = "" if embedder is None else CACHING.of(embedder).version  # where it goes makes its vectors what they are
+    partition = digest(partition_key(call, caching, question.rest), space.encode())
+    return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)
 
 
 def _of_items(items: object, text_type: str) -> tuple[str, object] | None:

@@ -15,6 +15,7 @@ from gateway.core.call import Call
 from gateway.core.ports import Later
 from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.rules import SemanticRule
+from gateway.features.reuse.similar import SemanticQuery
 from gateway.features.semantic import lookup, vectors
 from gateway.features.semantic.guards import facts_of
 from gateway.features.semantic.index import VectorIndex
@@ -27,7 +28,7 @@ from gateway.features.semantic.lookup import (
     TOO_LONG,
     Semantic,
 )
-from gateway.features.semantic.question import MOST_CHARS, EmbeddingFailed, SemanticQuery
+from gateway.features.semantic.question import MOST_CHARS, EmbeddingFailed
 from gateway.features.semantic.store import VectorRow, Vectors
 from gateway.features.semantic.vectors import FEW_ROWS, FIRST_PAUSE_S, MOST_LATE, SHORT_CHARS, Background, result_by
 from tests.support.flow import Bench, FakeClock
