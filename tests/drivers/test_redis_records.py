@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from redis import Redis
 
 from gateway.core.types import Kept
+from gateway.drivers import redis_records as record_answers
 from gateway.drivers.redis_records import FIRST_SHARED_FENCE, OfflineRecords
 from gateway.drivers.store import Claim
-from gateway.features.reuse import redis_records as record_answers
 from tests.drivers.test_conformance import record_steps
 from tests.support.conformance import KIB, ROOMY, RecordsModel, Wall, digest, entries, held_bytes, kept, settle, ticked
 from tests.support.redis_support import Lender, Lent, until

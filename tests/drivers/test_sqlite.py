@@ -18,10 +18,10 @@ import pytest
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import StoreBounds
 from gateway.drivers import sqlite, sqlite_store
+from gateway.drivers import sqlite_answers as answers
 from gateway.drivers.memory import about, restored
 from gateway.drivers.sqlite_file import open_file
 from gateway.drivers.sqlite_store import STATE_FILE
-from gateway.features.reuse import sqlite as answers
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.support.sqlite_support import Disk, connect_hastily
 from tests.support.stores import SqliteStore

@@ -57,7 +57,7 @@ def _store(replica: Running) -> Any:
 async def told(*replicas: Running) -> None:
     """Wait until the store has all that was kept for it."""
     await until(
-        lambda: not any(_store(one)._background._tasks or _store(one)._records._offline.owed_bytes for one in replicas)
+        lambda: not any(_store(one).background._tasks or _store(one)._records._offline.owed_bytes for one in replicas)
     )
 
 
