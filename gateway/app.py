@@ -61,6 +61,8 @@ from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
 from gateway.drivers.store import SharedStore, SharedStoreMetrics
+from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
+from gateway.drivers.outward import AddressGuard, open_outwards
 from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics
 from gateway.features.reuse.http import cache_routes
@@ -82,7 +84,6 @@ from gateway.products.jobs.call_maker import CallMaker
 from gateway.products.jobs.dead_letters.http import dead_letter_routes
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Job, NewJob
-from gateway.products.jobs.outward import AddressGuard, open_outwards
 from gateway.products.jobs.respond_async import AsyncAnswers
 from gateway.products.jobs.rules import IN_REDIS, JOBS, JobSettings
 from gateway.products.jobs.store import (

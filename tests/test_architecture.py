@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "workers",
     },
     "core": set(),
-    "credentials": {"core", "products"},
+    "credentials": {"core", "drivers"},
     "demo": {"app", "core", "emulator", "products", "settings"},
     "dialects": {"core", "products"},
     "drivers": {"core", "fleet", "process", "products"},
@@ -77,7 +77,7 @@ ONLY_IN = {
     "starlette": r"admin|app|wiring|routes|products\.(routes|work|jobs\.admin)|core\.(http|intake)|emulator|.*\.(\w+_)?http",
     "uvicorn": r"core\.http|emulator|app",
     "httpx": r"core\.http\.client|credentials|demo|products\.(batches\.native\.providers|realtime\.upstream)"
-    r"|products\.jobs\.outward",
+    r"|drivers\.outward",
     "cryptography": r"credentials\.google",
     "httptools": r"core\.http",
     "pydantic": r"(.*\.)?(\w+_)?config|settings|cli\.main",

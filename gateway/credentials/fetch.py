@@ -18,7 +18,7 @@ import httpx
 import orjson
 
 from gateway.core.http.client.transport import ERRORS, Http1Transport, HttpxTransport
-from gateway.products.jobs.outward import in_words, timeouts_of
+from gateway.drivers.outward import in_words, timeouts_of
 
 Stamp: TypeAlias = tuple[int, int, int] | None
 """The mark by which one state of a file differs from another; None: there is no such file."""

@@ -13,6 +13,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.snapshot import Policies
+from gateway.drivers.outward import Outward
 from gateway.features.runs.step import WriteBehindSum
 from gateway.installed import is_installed
 from gateway.products.batches.chunk import ChunkRunner
@@ -37,7 +38,6 @@ from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLe
 from gateway.products.jobs.http import JobRoutes, ReadBody
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
-from gateway.products.jobs.outward import Outward
 from gateway.products.jobs.rules import JOB_RULES, JOBS, DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of, run_of
 from gateway.products.jobs.service import JobService

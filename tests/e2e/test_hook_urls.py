@@ -18,7 +18,7 @@ import pytest
 import trustme
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
-from gateway.products.jobs import outward
+from gateway.drivers import outward
 from tests.e2e.batches import begin, end_of, line
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, NIGHTLY, WEB, ask, new_job, policies, result_of, take, with_jobs

@@ -16,7 +16,7 @@ import orjson
 from gateway.core.errors import InvalidRequest
 from gateway.core.snapshot import Key, Setting
 from gateway.core.types import RawHeaders
-from gateway.products.jobs.outward import NotPublic, read_public_url
+from gateway.drivers.outward import NotPublic, read_public_url
 from gateway.products.jobs.rules import JobRules
 
 MOST_RUN_AT_S: Final = 366 * 86_400.0

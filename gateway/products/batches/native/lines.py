@@ -41,6 +41,7 @@ from gateway.dialects.registry import PATHS, Pair, pair_of
 from gateway.dialects.shapes import for_openai
 from gateway.dialects.target_languages import Conversion, TargetLanguages
 from gateway.dialects.upstream import ConversationWire
+from gateway.drivers.outward import Unreachable
 from gateway.products.batches.input import (
     MOST_LINE_BYTES,
     ChunkInput,
@@ -57,7 +58,6 @@ from gateway.products.batches.output import ENDPOINT, MODELS, LineIdentity, answ
 from gateway.products.jobs.calls import NativeAccounts, ProviderBatches
 from gateway.products.jobs.dead_letters.rules import DEAD_CLASSES
 from gateway.products.jobs.model import FINALISE, Job, LineResult, line_id
-from gateway.products.jobs.outward import Unreachable
 from gateway.products.jobs.rules import USUAL_FACTOR, BatchRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import RunningWork, committed

@@ -24,6 +24,7 @@ from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, secre
 from gateway.core.http.client.transport import ERRORS
 from gateway.core.http.client.wire import auth_header
 from gateway.core.snapshot import Provider
+from gateway.drivers.outward import Unreachable
 from gateway.products.batches.native.formats import (
     FULL,
     PART,
@@ -35,7 +36,6 @@ from gateway.products.batches.native.formats import (
     read_batch,
     read_message_batch,
 )
-from gateway.products.jobs.outward import Unreachable
 
 ANSWER_S: Final = 60.0
 IDLE_S: Final = 60.0

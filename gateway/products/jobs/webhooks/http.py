@@ -19,6 +19,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.snapshot import Policies
+from gateway.drivers.outward import Unreachable
 from gateway.products.jobs.model import (
     BATCH,
     DELIVERY,
@@ -33,7 +34,6 @@ from gateway.products.jobs.model import (
     derived_redelivery_id,
     is_ours,
 )
-from gateway.products.jobs.outward import Unreachable
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.webhooks.rules import (
     ENDPOINT,

@@ -17,8 +17,8 @@ from standardwebhooks import Webhook
 
 from gateway.core.clock import Clock
 from gateway.core.limits.headers import parse_retry_after
+from gateway.drivers.outward import FetchRefused, NotPublic, Outward, Unreachable, read_public_url
 from gateway.products.jobs.model import MESSAGE_ID, REQUEST_URL, Job, JobEnd, JobError, JobState
-from gateway.products.jobs.outward import FetchRefused, NotPublic, Outward, Unreachable, read_public_url
 from gateway.products.jobs.rules import WEBHOOK_SEGMENT, SegmentRules
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.webhooks.rules import (

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.core.clock import Clock
 from gateway.core.snapshot import Policies
-from gateway.products.jobs.outward import Outward
+from gateway.drivers.outward import Outward
 from gateway.products.jobs.request import WEBHOOK_SECRETS
 from gateway.products.jobs.rules import JOBS, SegmentRules
 from gateway.products.jobs.store import JobStore

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from gateway.core.snapshot import Provider
+from gateway.drivers.outward import Unreachable
 from gateway.products.batches.native.formats import NeverSent, ProviderRefused, RemoteBatch, read_batch
-from gateway.products.jobs.outward import Unreachable
 from tests.support.virtual import LoopClock
 
 EMPTY = "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing."

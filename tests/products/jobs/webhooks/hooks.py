@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gateway.drivers.outward import OutwardAnswer, Unreachable
 from gateway.products.jobs.model import Job, JobKind, JobPage, JobQuery
-from gateway.products.jobs.outward import OutwardAnswer, Unreachable
 from gateway.products.jobs.rules import SegmentRules
 from gateway.products.jobs.webhooks.rules import WebhookRules, deliveries_of
 from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, RequestedUrls, delivery_segments

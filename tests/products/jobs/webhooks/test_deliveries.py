@@ -13,9 +13,9 @@ from itertools import pairwise
 import orjson
 import pytest
 
+from gateway.drivers.outward import Unreachable
 from gateway.products.jobs import worker as worker_module
 from gateway.products.jobs.model import JobFlag, JobState
-from gateway.products.jobs.outward import Unreachable
 from gateway.products.jobs.webhooks.rules import IN_FLIGHT, SCHEDULE_S
 from tests.products.jobs.webhooks.hooks import SECRET, Hooks, hook
 from tests.support.stage import fine

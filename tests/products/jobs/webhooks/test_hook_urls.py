@@ -14,9 +14,9 @@ import orjson
 import pytest
 
 from gateway.core.snapshot import Key, with_settings
+from gateway.drivers.outward import FetchRefused, Unreachable
 from gateway.products.jobs import worker as worker_module
 from gateway.products.jobs.model import JobState
-from gateway.products.jobs.outward import FetchRefused, Unreachable
 from gateway.products.jobs.request import WEBHOOK_SECRETS, WebhookNotAllowed, refuse_request_url
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.webhooks.rules import (

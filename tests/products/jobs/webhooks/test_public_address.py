@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.jobs.outward import NotPublic, is_public, read_public_url, refuse_private
+from gateway.drivers.outward import NotPublic, is_public, read_public_url, refuse_private
 from tests.products.jobs.webhooks.ssrf_table import ALLOWED, NAMES, PRIVATE, SPELLINGS
 from tests.rows import rows
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import InvalidRequest, NotFound
+from gateway.drivers.outward import Unreachable
 from gateway.products.jobs import worker
 from gateway.products.jobs.model import JOB, JobState, new_id
-from gateway.products.jobs.outward import Unreachable
 from gateway.products.jobs.webhooks.http import WebhookAdmin
 from gateway.products.jobs.webhooks.rules import REQUESTED
 from tests.products.jobs.webhooks.hooks import Hooks, hook

@@ -12,9 +12,9 @@ import pytest
 
 from gateway.core.http.client.transport import Http1Transport
 from gateway.core.snapshot import Provider
+from gateway.drivers.outward import Unreachable
 from gateway.products.batches.native.formats import FULL, NeverSent, PendingResult, ProviderRefused
 from gateway.products.batches.native.providers import HttpProviderBatches
-from gateway.products.jobs.outward import Unreachable
 from tests.support.raw_server import CLOSE, READ, READ_HEAD, RawServer, Script
 
 SECRET = "sk-canary-0123456789abcdef"

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from gateway.core.http.client.pool import Origin
-from gateway.products.jobs.outward import (
+from gateway.drivers.outward import (
     MOST_LOOKUPS,
     AddressGuard,
     FetchRefused,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.products.jobs.outward import MOST_READ_BYTES, HttpOutward, OutwardAnswer, Unreachable
+from gateway.drivers.outward import MOST_READ_BYTES, HttpOutward, OutwardAnswer, Unreachable
 from tests.receiver import receiver
 
 HEADERS = [(b"content-type", b"application/json"), (b"webhook-id", b"msg_1")]
