@@ -77,10 +77,7 @@ IN_THE_WAY: Final[dict[str, set[str]]] = {
     "gateway.products.jobs": {
         "admin",
         "cli",
-        "credentials",
         "demo",
-        "drivers",
-        "features",
         "gateway.features.runs",
         "gateway.products.batches",
         "gateway.products.pipelines",

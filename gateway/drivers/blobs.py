@@ -25,7 +25,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple, TypeVar
 
-from gateway.products.jobs.model import JobsUnavailable
+from gateway.drivers.durability import JobsUnavailable
 
 # --- names of blobs: paths below a place that is ours, which no name can leave ---
 

@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 
 from gateway.core.types import SharedState
 from gateway.drivers.blobs import check_name
+from gateway.drivers.durability import JobsUnavailable, NotDurable, OutcomeUnknown
 from gateway.drivers.redis.link import BackgroundTasks, Link, Script, StoreGone, load_script
-from gateway.products.jobs.model import JobsUnavailable, NotDurable, OutcomeUnknown
 
 MOST_BYTES: Final = 512 * 1024 * 1024
 """The bytes of all blobs, those in the making included: they are in the memory of the Redis."""

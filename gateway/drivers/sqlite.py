@@ -1,9 +1,9 @@
 """The one connection to a SQLite file, and its thread.
 
-First comes the state of a failing disk (`Trouble`), then the connection, which runs jobs in transactions and handles one that
-fails (`File`), then the thread that owns it (`FileThread`), to which the event loop hands its jobs. It must not know what jobs
-read or write. Invariants: once the file is open, no failure is raised; a job that cannot be run gets the result of an empty
-store; a job that fails because of its own data fails alone.
+First come its jobs, then the state of a failing disk (`Trouble`), then the connection, which runs jobs in transactions and
+handles one that fails (`File`), then the thread that owns it (`FileThread`), to which the event loop hands its jobs. It must
+not know what jobs read or write. Invariants: once the file is open, no failure is raised; a job that cannot be run gets the
+result of an empty store; a job that fails because of its own data fails alone.
 """
 
 from __future__ import annotations
@@ -16,13 +16,75 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any, Literal, TypeVar
 
 from gateway.core.clock import LEAST_STEP_S, Ahead, never_ahead
 from gateway.core.errors import StoreUnusable
 from gateway.drivers.sqlite_file import Connect, FileKind, move_times, note_ahead, open_file, open_to_read
-from gateway.products.jobs.sqlite_rows import Backup, Effort, FileJob, Rest, Work
+
+# --- reads and writes that the event loop hands to the file's thread, and how durable each has to be ---
+
+Work = Callable[[sqlite3.Connection], Any]
+"""Works on the file; it may run twice. It returns a `Rest` when it has more to do after other jobs have had their turn."""
+
+
+Effort = Literal["read", "cache", "durable", "acknowledged"]
+"""`read` changes nothing; a `cache` write may be lost with the power; a `durable` one is on the disk when it is done, and is
+made up for later if it failed; an `acknowledged` one is as durable, but where it fails the caller learns so, and nothing of it
+happens later."""
+
+
+@dataclass(slots=True, eq=False)
+class FileJob:
+    """One read or write of the file."""
+
+    work: Work
+    otherwise: Any
+    """The result when the job cannot be run."""
+    effort: Effort = "read"
+    bytes: int = 0
+    """The memory that the job holds until it is done."""
+    then: Callable[[Any], None] | None = None
+    """Is called with the result in the event loop; None: the caller does not wait."""
+    queued_at: float = 0.0
+    undo: Work | None = None
+    """Takes back what an `acknowledged` job has done where its caller learned that it failed."""
+    _verdict: Lock | None = field(default=None, init=False)
+    """The verdict on an `acknowledged` job that somebody waits for: who takes it decides whether it is done or was given up."""
+
+    def __post_init__(self) -> None:
+        if self.effort == "acknowledged":
+            self._verdict = Lock()
+
+    def decide(self) -> bool:
+        """Returns True to the first that asks, which is the loop that gives a job up or the thread that has done it."""
+        return self._verdict is None or self._verdict.acquire(blocking=False)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Returns whether an `acknowledged` job need not be done any more."""
+        return self._verdict is not None and self._verdict.locked()
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """The order to copy the whole file while jobs go on."""
+
+    path: str
+    """The path of the copy, where no file exists yet."""
+    on_done: Callable[[str | None], None]
+    """Is called in the event loop with an error message; None: the copy is complete and on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The result of work that has more to do: the work that goes on."""
+
+    work: Work
+
 
 # --- a failing disk: when it is tried again, what the log says, and which writes it still has to take ---
 

@@ -14,6 +14,9 @@ from gateway.drivers.memory import EarlyEvictions, MemoryAnswers, about, moved, 
 from gateway.drivers.sqlite import OWED_BYTES, FileThread, taken
 from gateway.drivers.store import Claim
 from gateway.products.jobs.sqlite_rows import Rest
+from gateway.drivers.sqlite import OWED_BYTES, FileThread, Rest, taken
+from gateway.features.reuse.memory import EarlyEvictions, MemoryAnswers, about, moved, restored
+from gateway.features.reuse.store import Claim
 
 # --- the exact cache: hot answers in memory, all answers in the file ---
 

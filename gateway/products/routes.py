@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.core import request_fields
 from gateway.core.errors import InvalidRequest
 from gateway.core.snapshot import Key, Policies
+from gateway.drivers.durability import JobsOff
 from gateway.features.runs.step import STEP, no_step
-from gateway.products.jobs.model import STATE_OF_STATUS, JobsOff, JobState, Mark, is_ours
+from gateway.products.jobs.model import STATE_OF_STATUS, JobState, Mark, is_ours
 
 Serve = Callable[[Request], Awaitable[Response]]
 

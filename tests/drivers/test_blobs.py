@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.drivers import blobs as blobs_module
 from gateway.drivers.blobs import NEW, PIECE_BYTES, DirectoryBlobs, check_name
-from gateway.products.jobs.model import JobsUnavailable
+from gateway.drivers.durability import JobsUnavailable
 from gateway.products.jobs.store import Blobs
 from tests.drivers.blob_support import blobs_in, put, whole
 from tests.e2e.harness import until

@@ -12,10 +12,11 @@ from redis import Redis
 from gateway.core.types import SharedState
 from gateway.drivers import blobs_redis
 from gateway.drivers.blobs_redis import PART_BYTES, RedisBlobs
+from gateway.drivers.durability import JobsUnavailable, OutcomeUnknown
+from gateway.drivers.redis import partitions as durability
+from gateway.drivers.redis.partitions import BlobDurability
 from gateway.products.batches.finish import PartialFile, PartialFiles
-from gateway.products.jobs import redis_partitions as durability
-from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown, StoredFile
-from gateway.products.jobs.redis_partitions import BlobDurability
+from gateway.products.jobs.model import StoredFile
 from gateway.products.jobs.store import JobStore, open_redis_blobs
 from gateway.products.jobs.upkeep import BlobSweep
 from tests.drivers.blob_support import blobs_in, put, whole

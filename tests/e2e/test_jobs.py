@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.drivers.durability import JobsUnavailable
 from gateway.products.jobs import answers_http as job_events
 from gateway.products.jobs import worker
-from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from gateway.drivers.blobs import check_name
-from gateway.products.jobs.model import JobsUnavailable
+from gateway.drivers.durability import JobsUnavailable
 
 PIECE_BYTES = 262_144
 """Of one piece that a reader gets."""

@@ -12,9 +12,9 @@ from redis import Redis
 from gateway.core.clock import SharedClock
 from gateway.core.types import Lane, SharedState
 from gateway.drivers.redis.link import Link
+from gateway.drivers.redis.partitions import JobDurability
 from gateway.products.jobs.model import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
 from gateway.products.jobs.redis import RedisJobStore, partitions_of
-from gateway.products.jobs.redis_partitions import JobDurability
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.store import KeptBounds
 from tests.support.redis_support import Lent

@@ -13,7 +13,9 @@ from typing import Final
 
 import orjson
 
+from gateway.drivers.durability import JobsUnavailable
 from gateway.drivers.redis.link import Link
+from gateway.drivers.redis.partitions import JobPartitions, job_script, tenant_token
 from gateway.drivers.redis.wire import NoReply, StoreGone, load_script
 from gateway.features.runs.rules import RunChange, RunRecord, RunsUnavailable, begun, decode_run, encode_run
 from gateway.features.runs.step import (
@@ -31,9 +33,6 @@ from gateway.features.runs.step import (
     step_change,
 )
 from gateway.features.runs.store import RunQuota, decode_step, encode_step
-from gateway.products.jobs.model import JobsUnavailable
-from gateway.products.jobs.redis_partitions import JobPartitions, job_script
-from gateway.products.jobs.redis_records import tenant_token
 
 KEEP, STEP = job_script("runs_keep", "runs"), job_script("runs_step", "runs")
 WRITE, PAGE = job_script("runs_write", "runs"), job_script("runs_page", "runs")

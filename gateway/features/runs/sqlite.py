@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 
+from gateway.drivers.durable_file import DurableFile
+from gateway.drivers.sqlite import Rest
 from gateway.features.runs import sqlite_rows
 from gateway.features.runs.step import RunChanged, RunPage, RunQuery, RunToChange, StepAbout, StoredRun, StoredStep
 from gateway.features.runs.store import RunQuota
-from gateway.products.jobs.sqlite_file import JobsFile
-from gateway.products.jobs.sqlite_rows import Rest
 
 AT_ONCE = 50
 """Runs that are forgotten in one step, after which others have their turn."""
@@ -18,7 +18,7 @@ AT_ONCE = 50
 class SqliteRuns:
     """Implements `gateway.features.runs.step.Runs`."""
 
-    def __init__(self, file: JobsFile, wall: Callable[[], float], most_bytes: int) -> None:
+    def __init__(self, file: DurableFile, wall: Callable[[], float], most_bytes: int) -> None:
         self._file = file
         self._wall = wall
         self._room = RunQuota(most_bytes)

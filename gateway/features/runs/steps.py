@@ -36,6 +36,7 @@ from gateway.core.relay import StreamBroken
 from gateway.dialects.conversion import last_response
 from gateway.dialects.last_word import LastWord
 from gateway.drivers.store import Store
+from gateway.drivers.durability import JobsOff, JobsUnavailable
 from gateway.features.reuse.keys import ANYTHING
 from gateway.features.reuse.layers import (
     LONGEST_POLL_S,
@@ -67,7 +68,6 @@ from gateway.features.runs.step import (
     step_fingerprint,
     step_record,
 )
-from gateway.products.jobs.model import JobsOff, JobsUnavailable
 from gateway.products.jobs.rules import JOBS
 from gateway.products.jobs.store import JobStore
 from gateway.products.pipelines.compile import PIPELINE

@@ -22,6 +22,7 @@ from gateway.core.call import Call, CallFeature, CallRecord, Reply, RouteFacts, 
 from gateway.core.clock import Clock
 from gateway.core.ledger import CostEstimates
 from gateway.core.request_fields import METADATA
+from gateway.drivers.durability import JobsUnavailable
 from gateway.features.runs.cache import MOST_RUNS, ActiveRun, LostRuns, NoMeter, RunCache, RunKey, RunMeter, RunRank
 from gateway.features.runs.rules import (
     IDLE_S,
@@ -57,7 +58,6 @@ from gateway.features.runs.step import (
     without_own_baggage,
 )
 from gateway.features.runs.store import RunStore
-from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.store import JobStore
 
 T = TypeVar("T")

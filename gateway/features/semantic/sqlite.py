@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from gateway.core.ports import Later
 from gateway.drivers.sqlite import FileThread, taken
 from gateway.drivers.sqlite_answers import forget, matching
+from gateway.drivers.sqlite import FileThread, Rest, taken
+from gateway.features.reuse.sqlite import forget, matching
 from gateway.features.semantic.store import VectorRow
-from gateway.products.jobs.sqlite_rows import Rest
 
 ROWS_AT_ONCE = 1_000
 """Rows read in one step, which takes some milliseconds."""

@@ -25,6 +25,7 @@ import orjson
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded
+from gateway.drivers.durability import JobsUnavailable
 from gateway.installed import is_installed
 from gateway.products.batches import output
 from gateway.products.batches.finish import write_chunk
@@ -40,17 +41,7 @@ from gateway.products.batches.output import (
 )
 from gateway.products.jobs.calls import CallServer, Outcome, TryResult, attempts_allowed, backoff_s
 from gateway.products.jobs.dead_letters.rules import POISON, DeadLetter, is_dead_class, letter_of_line
-from gateway.products.jobs.model import (
-    ClaimedWork,
-    Job,
-    JobError,
-    JobFlag,
-    JobState,
-    JobsUnavailable,
-    LineResult,
-    WriteResult,
-    line_id,
-)
+from gateway.products.jobs.model import ClaimedWork, Job, JobError, JobFlag, JobState, LineResult, WriteResult, line_id
 from gateway.products.jobs.rules import DeadLines, JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork

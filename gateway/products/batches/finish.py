@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from gateway.core.clock import Clock
 from gateway.core.snapshot import Policies
+from gateway.drivers.durability import JobsUnavailable
 from gateway.products.batches import output as marks
 from gateway.products.batches.input import (
     ChunkInput,
@@ -39,7 +40,6 @@ from gateway.products.jobs.model import (
     JobError,
     JobKind,
     JobState,
-    JobsUnavailable,
     LineResult,
     Role,
     StoredFile,

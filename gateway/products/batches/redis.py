@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from gateway.products.jobs.model import FileQuery, OutcomeUnknown, StoredFile
-from gateway.products.jobs.redis_partitions import JobPartitions, job_script
+from gateway.drivers.durability import OutcomeUnknown
+from gateway.drivers.redis.partitions import JobPartitions, job_script
+from gateway.products.jobs.model import FileQuery, StoredFile
 
 ADD, FIND = job_script("files_add", "files"), job_script("files_find", "files")
 PAGE, BYTES = job_script("files_page", "files"), job_script("files_bytes", "files")

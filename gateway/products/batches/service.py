@@ -19,6 +19,7 @@ import orjson
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.types import Lane
+from gateway.drivers.durability import JobsUnavailable, OutcomeUnknown
 from gateway.products.batches import output
 from gateway.products.batches.output import BatchRequest, batch_status
 from gateway.products.jobs.model import (
@@ -37,9 +38,7 @@ from gateway.products.jobs.model import (
     JobPage,
     JobQuery,
     JobState,
-    JobsUnavailable,
     NewJob,
-    OutcomeUnknown,
     Stage,
     StoredFile,
     TenantStorageFull,

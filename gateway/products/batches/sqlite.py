@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 
+from gateway.drivers.durable_file import DurableFile
 from gateway.products.jobs.model import FileQuery, StoredFile
-from gateway.products.jobs.sqlite_file import JobsFile
 
 _COLUMNS = "id, tenant, purpose, filename, bytes, created, expires, blob"
 _IS_THERE = "gone IS NULL AND (expires IS NULL OR expires > ?)"
@@ -117,7 +117,7 @@ def _discard(db: sqlite3.Connection, blob: str) -> None:
 class SqliteJobFiles:
     """Implements `gateway.products.jobs.store.JobFiles`."""
 
-    def __init__(self, file: JobsFile, wall: Callable[[], float]) -> None:
+    def __init__(self, file: DurableFile, wall: Callable[[], float]) -> None:
         self._file = file
         self._wall = wall
 

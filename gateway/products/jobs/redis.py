@@ -20,7 +20,9 @@ from typing import Final
 from gateway.core.clock import SharedClock
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import Lane, SharedState
+from gateway.drivers.durability import JobsUnavailable
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
+from gateway.drivers.redis.partitions import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
 from gateway.features.runs.redis import RedisRuns
 from gateway.products.batches.redis import RedisJobFiles
 from gateway.products.jobs import redis_acceptance as acceptance
@@ -41,7 +43,6 @@ from gateway.products.jobs.model import (
     JobFlag,
     JobPage,
     JobQuery,
-    JobsUnavailable,
     LineResult,
     NewJob,
     StoredAnswer,
@@ -56,7 +57,6 @@ from gateway.products.jobs.redis_acceptance import (
     RedisWrites,
 )
 from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
-from gateway.products.jobs.redis_partitions import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.redis import RedisEventLogs, RedisKeptResponses
 from gateway.products.responses.store import KeptBounds
@@ -169,7 +169,7 @@ class RedisJobStore:
         return await self._commits.commit(work, results, dead)
 
     async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
-        return await self._places.lines(self._partitions.of_work(work), work.job.id, [work.piece])
+        return await self._places.lines(self._partitions.of_fence(work.fence), work.job.id, [work.piece])
 
     async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
         return await self._writes.note(work, marks)
@@ -182,7 +182,7 @@ class RedisJobStore:
         return [] if partition is None else await self._places.chunks(partition, job_id)
 
     async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
-        partition = self._partitions.of_work(work)
+        partition = self._partitions.of_fence(work.fence)
         return await self._places.lines(partition, work.job.id, await self._places.open_chunks(partition, work.job.id))
 
     async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:

@@ -15,7 +15,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from gateway.core.clock import SteadyClock
+from gateway.drivers.durability import JobsUnavailable, OutcomeUnknown
 from gateway.drivers.redis.link import BackgroundTasks, Script
+from gateway.drivers.redis.partitions import Argument, JobPartitions, job_script, tenant_token
 from gateway.products.jobs import redis_records as records
 from gateway.products.jobs import transitions
 from gateway.products.jobs.dead_letters.rules import DeadLetter
@@ -32,10 +34,8 @@ from gateway.products.jobs.model import (
     JobKind,
     JobPage,
     JobQuery,
-    JobsUnavailable,
     LineResult,
     NewJob,
-    OutcomeUnknown,
     Stage,
     WriteResult,
 )
@@ -47,7 +47,6 @@ from gateway.products.jobs.redis_claims import (
     StepEffects,
     read_result,
 )
-from gateway.products.jobs.redis_partitions import Argument, JobPartitions, job_script
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, PieceMachine, WholeJob
 
 ACCEPT, TAKE_BACK = job_script("accept", "take"), job_script("take_back", "take", "erase")
@@ -209,7 +208,7 @@ class SharedScript:
 
     async def write(self, work: ClaimedWork, arguments: Sequence[Argument], weight: int) -> WriteResult:
         """Returns what the script says of this write. Raises JobsUnavailable."""
-        partition = self._partitions.of_work(work)
+        partition = self._partitions.of_fence(work.fence)
         answer: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
         self._waiting[partition].append(WaitingWrite(arguments, weight, answer))
         if not self._is_running[partition]:
@@ -259,7 +258,7 @@ class RedisCommits:
         """Keeps the first result of each line, and counts it, and letters about such lines. Raises JobsUnavailable."""
         letters = [part for letter in dead for part in (letter.line or 0, *LetterChange(letter).arguments())]
         lines = [part for result in results for part in records.line_arguments(result)]
-        arguments = [*self._partitions.claim_of(work), len(dead), len(results), *letters, *lines]
+        arguments = [*records.claim_of(self._partitions, work), len(dead), len(results), *letters, *lines]
         return await self._script.write(work, arguments, len(arguments))
 
 
@@ -292,7 +291,7 @@ class JobPlaces:
 
     def learn_work(self, work: ClaimedWork) -> None:
         """Remembers where a claimed job is."""
-        self.learn(work.job.id, self._partitions.of_work(work))
+        self.learn(work.job.id, self._partitions.of_fence(work.fence))
 
     async def find(self, job_id: str, tenant: str | None) -> int | None:
         """Returns the partition of a job; None: there is none, or it is another tenant's. Raises JobsUnavailable."""
@@ -369,7 +368,7 @@ async def _rows(
     partitions: JobPartitions, partition: int, query: JobQuery, before: str, most: int
 ) -> tuple[Sequence[_Listed], Sequence[tuple[int, int]]]:
     """Returns the next jobs of a partition, and the place of the last if there may be more."""
-    tenant = "" if query.tenant is None else records.tenant_token(query.tenant)
+    tenant = "" if query.tenant is None else tenant_token(query.tenant)
     _, _, last, rows = await partitions.run(PAGE, partition, tenant, query.kind or "", before, most, query.parent or "")
     found = [_Listed(records.seq_of(text), records.read_job(name.decode(), text)) for name, text in rows]
     if not last:
@@ -418,7 +417,9 @@ class RedisWrites:
 
         def was_done(job: records.RedisJob) -> bool:
             piece = job.kept.pieces.get(work.piece)
-            is_back = piece is not None and piece.fence == self._partitions.fence_of(work) and piece.state != "claimed"
+            is_back = (
+                piece is not None and piece.fence == self._partitions.own_fence(work.fence) and piece.state != "claimed"
+            )
             return is_back or job.ended_by == str(work.fence)
 
         return await self._steps.write("give_back", work, change, was_done)
@@ -458,7 +459,7 @@ class RedisWrites:
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
         if not transitions.is_chunk(work.job, work.piece):
             return NOT_OURS
-        partition = self._partitions.of_work(work)
+        partition = self._partitions.of_fence(work.fence)
 
         def change(pieces: PieceMachine, kept: WholeJob, now: float, effects: StepEffects) -> None:
             pieces.complete(kept, result, now)

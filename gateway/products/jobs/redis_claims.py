@@ -20,6 +20,8 @@ from urllib.parse import quote
 import orjson
 
 from gateway.core.types import LANES, Lane
+from gateway.drivers.durability import JobsUnavailable, NotDurable
+from gateway.drivers.redis.partitions import Argument, JobPartitions, job_script
 from gateway.products.jobs import redis_records as records
 from gateway.products.jobs.dead_letters.rules import REDRIVES, DeadLetter, end_redrive, letter_of_job, pack, unpack
 from gateway.products.jobs.model import (
@@ -32,13 +34,10 @@ from gateway.products.jobs.model import (
     JobEnd,
     JobFlag,
     JobState,
-    JobsUnavailable,
     NewJob,
-    NotDurable,
     StoredAnswer,
     WriteResult,
 )
-from gateway.products.jobs.redis_partitions import Argument, JobPartitions, job_script
 from gateway.products.jobs.redis_records import RedisJob
 from gateway.products.jobs.transitions import (
     NOT_OURS,
@@ -69,7 +68,7 @@ class LetterChange(NamedTuple):
     """The payload of its job goes."""
 
     def arguments(self) -> list[Argument]:
-        """Returns the letter as `lua/letters.lua` reads it."""
+        """Returns the letter as `lua/jobs/letters.lua` reads it."""
         letter = self.letter
         about = orjson.dumps([letter.kind, letter.error_class, letter.model, letter.template])
         text = letter.group.encode() + b" " + pack(letter)
@@ -188,7 +187,7 @@ class RedisSteps:
         self, name: str, work: ClaimedWork, change: Change, was_done: Evidence, *, is_durable: bool = False
     ) -> WriteResult:
         """Takes a step about a claim, if it holds. `is_durable` waits until it is as safe as what is acknowledged."""
-        fence = self._partitions.fence_of(work)
+        fence = self._partitions.own_fence(work.fence)
         mark = (name, work.job.id, work.piece, work.fence)
 
         def changed(pieces: PieceMachine, job: RedisJob, now: float, effects: StepEffects) -> WriteResult:
@@ -204,7 +203,7 @@ class RedisSteps:
             return written(job.kept.job)
 
         try:
-            partition, seen = self._partitions.of_work(work), self._known.get(work.job.id)
+            partition, seen = self._partitions.of_fence(work.fence), self._known.get(work.job.id)
             result = await self._take(partition, work.job.id, changed, seen, is_durable=is_durable)
         except NotDurable:
             self._unacknowledged.discard(mark)
@@ -223,7 +222,7 @@ class RedisSteps:
 
     async def state_of(self, work: ClaimedWork) -> WriteResult:
         """Returns what is asked of a job whose claim has ended as it should. Raises JobsUnavailable."""
-        (seen,) = await self.look(self._partitions.of_work(work), [work.job.id])
+        (seen,) = await self.look(self._partitions.of_fence(work.fence), [work.job.id])
         return NOT_OURS if seen is None else written(seen.kept.job)
 
     async def _take(
@@ -302,7 +301,7 @@ def thawed(job_id: str, text: bytes) -> RedisJob | None:
 
 
 def _arguments(job_id: str, before: RedisJob, after: RedisJob, effects: StepEffects) -> list[Argument] | None:
-    """Returns a step as `lua/apply.lua` reads it; None: nothing has changed."""
+    """Returns a step as `lua/jobs/apply.lua` reads it; None: nothing has changed."""
     kept, job = after.kept, after.kept.job
     changes = _changes(before.kept.pieces, kept.pieces)
     if job == before.kept.job and not changes and not effects.is_forced and effects.chunk is None:
@@ -547,10 +546,10 @@ class RedisClaims:
         """Keeps claims young, and says what has been asked of the jobs."""
         results = [NOT_OURS] * len(works)
         for partition in range(self._partitions.number):
-            places = [place for place, work in enumerate(works) if self._partitions.of_work(work) == partition]
+            places = [place for place, work in enumerate(works) if self._partitions.of_fence(work.fence) == partition]
             for first in range(0, len(places), RENEWED_AT_ONCE):
                 some = places[first : first + RENEWED_AT_ONCE]
-                claims = [part for place in some for part in self._partitions.claim_of(works[place])]
+                claims = [part for place in some for part in records.claim_of(self._partitions, works[place])]
                 _, _, renewed = await self._partitions.run(RENEW, partition, self._replica, *claims)
                 for place, answer in zip(some, renewed, strict=True):
                     results[place] = read_result(answer)

@@ -13,9 +13,11 @@ from urllib.parse import quote, unquote
 import orjson
 
 from gateway.core.types import Lane
+from gateway.drivers.redis.partitions import JobPartitions, tenant_token
 from gateway.products.jobs.model import (
     ChunkPlan,
     ChunkResult,
+    ClaimedWork,
     Job,
     JobError,
     JobKind,
@@ -51,9 +53,9 @@ class RedisJob:
     payload_bytes: int
 
 
-def tenant_token(tenant: str) -> str:
-    """Returns the tenant as a token that is never empty, nor that of all tenants."""
-    return "~" + quote(tenant, safe="")
+def claim_of(partitions: JobPartitions, work: ClaimedWork) -> tuple[str, int, int]:
+    """Returns a claim as scripts read it."""
+    return work.job.id, work.piece, partitions.own_fence(work.fence)
 
 
 def queue_of(job: Job) -> str:
@@ -190,7 +192,7 @@ def tenant_of(text: bytes) -> str:
 
 
 def new_arguments(new: NewJob) -> list[bytes | str | float]:
-    """Returns a new job as `lua/take.lua` reads it."""
+    """Returns a new job as `lua/jobs/take.lua` reads it."""
     job = new.job
     return [
         job.id,
@@ -209,7 +211,7 @@ def new_arguments(new: NewJob) -> list[bytes | str | float]:
 
 
 def line_arguments(result: LineResult) -> list[bytes | str | float]:
-    """Returns a line's result as `lua/commit.lua` reads it."""
+    """Returns a line's result as `lua/jobs/commit.lua` reads it."""
     line, failed, text, *counts = result
     return [line, int(failed), *counts, text]
 

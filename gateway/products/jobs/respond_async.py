@@ -16,12 +16,13 @@ from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.ledger import Accounts
+from gateway.drivers.durability import JobsUnavailable
 from gateway.features.reuse.layers import IDEMPOTENT
 from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.runs.step import PART
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.metrics import JobMeter
-from gateway.products.jobs.model import DedupeConflict, Job, JobsUnavailable, StoredAnswer
+from gateway.products.jobs.model import DedupeConflict, Job, StoredAnswer
 from gateway.products.jobs.request import read_option_headers, responds_async
 from gateway.products.jobs.rules import ACCEPTS_202, JOB_RULES, JOBS
 from gateway.products.jobs.service import DegradedCalls, JobService

@@ -13,6 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 from gateway.core.types import LANES
+from gateway.drivers.sqlite import Rest
 from gateway.products.jobs import sqlite_rows, transitions
 from gateway.products.jobs.dead_letters import sqlite as dead_rows
 from gateway.products.jobs.dead_letters.rules import DeadLetter
@@ -37,7 +38,7 @@ from gateway.products.jobs.model import (
     TooManyJobs,
     WriteResult,
 )
-from gateway.products.jobs.sqlite_rows import CLAIMED, LATER, OPEN, READY, STATES, WITHHELD, JobRow, Rest
+from gateway.products.jobs.sqlite_rows import CLAIMED, LATER, OPEN, READY, STATES, WITHHELD, JobRow
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, written
 
 # --- pieces: when they are ready, and what follows when one of them is done ---

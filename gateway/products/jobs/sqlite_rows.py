@@ -1,6 +1,6 @@
 """The tables of the jobs file, and the work on it.
 
-In this order: jobs as rows; reads and writes of the file's thread; lists; and a look into a file that nobody has open. Small
+In this order: jobs as rows; lists; and a look into a file that nobody has open. Small
 rows that are searched lie apart from bodies that are only fetched: a million payloads stay out of the way of a claim. What
 waits is found in partial indexes, each of which has the pieces of one state only.
 """
@@ -8,14 +8,14 @@ waits is found in partial indexes, each of which has the pieces of one state onl
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from threading import Lock
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Any, Final
 
 import orjson
 
+from gateway.drivers.sqlite import Rest
 from gateway.drivers.sqlite_file import FileKind
 from gateway.features.runs.sqlite_rows import MIGRATION as RUNS
 from gateway.products.jobs import transitions
@@ -193,65 +193,6 @@ def _due(job: Job) -> float | None:
 
 def _is_held(job: Job) -> bool:
     return job.is_paused or job.ends_as is not None
-
-
-# --- reads and writes that the event loop hands to the file's thread, and how durable each has to be ---
-
-Work = Callable[[sqlite3.Connection], Any]
-"""Works on the file; it may run twice. It returns a `Rest` when it has more to do after other jobs have had their turn."""
-Effort = Literal["read", "cache", "durable", "acknowledged"]
-"""`read` changes nothing; a `cache` write may be lost with the power; a `durable` one is on the disk when it is done, and is
-made up for later if it failed; an `acknowledged` one is as durable, but where it fails the caller learns so, and nothing of it
-happens later."""
-
-
-@dataclass(slots=True, eq=False)
-class FileJob:
-    """One read or write of the file."""
-
-    work: Work
-    otherwise: Any
-    """The result when the job cannot be run."""
-    effort: Effort = "read"
-    bytes: int = 0
-    """The memory that the job holds until it is done."""
-    then: Callable[[Any], None] | None = None
-    """Is called with the result in the event loop; None: the caller does not wait."""
-    queued_at: float = 0.0
-    undo: Work | None = None
-    """Takes back what an `acknowledged` job has done where its caller learned that it failed."""
-    _verdict: Lock | None = field(default=None, init=False)
-    """The verdict on an `acknowledged` job that somebody waits for: who takes it decides whether it is done or was given up."""
-
-    def __post_init__(self) -> None:
-        if self.effort == "acknowledged":
-            self._verdict = Lock()
-
-    def decide(self) -> bool:
-        """Returns True to the first that asks, which is the loop that gives a job up or the thread that has done it."""
-        return self._verdict is None or self._verdict.acquire(blocking=False)
-
-    @property
-    def is_given_up(self) -> bool:
-        """Returns whether an `acknowledged` job need not be done any more."""
-        return self._verdict is not None and self._verdict.locked()
-
-
-@dataclass(frozen=True, slots=True)
-class Backup:
-    """The order to copy the whole file while jobs go on."""
-
-    path: str
-    """The path of the copy, where no file exists yet."""
-    on_done: Callable[[str | None], None]
-    """Is called in the event loop with an error message; None: the copy is complete and on the disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """The result of work that has more to do: the work that goes on."""
-
-    work: Work
 
 
 # --- lists of jobs, and jobs that are forgotten; long work in steps, between which others have their turn ---

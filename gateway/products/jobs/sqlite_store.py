@@ -16,6 +16,8 @@ from typing import Any
 
 from gateway.core.clock import Ahead, never_ahead
 from gateway.core.types import LANES, Lane
+from gateway.drivers.durable_file import FAILED, DurableFile
+from gateway.drivers.sqlite import Rest
 from gateway.drivers.sqlite_file import Connect
 from gateway.features.runs.sqlite import SqliteRuns
 from gateway.products.batches.sqlite import SqliteJobFiles
@@ -44,8 +46,7 @@ from gateway.products.jobs.model import (
     nothing_follows,
 )
 from gateway.products.jobs.sqlite import Oldest, Replacement, SqliteAcceptance, SqliteClaims, SqlitePieces
-from gateway.products.jobs.sqlite_file import FAILED, JobsFile
-from gateway.products.jobs.sqlite_rows import OPEN, STATES, Rest
+from gateway.products.jobs.sqlite_rows import OPEN, STATES
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, written
 from gateway.products.responses.sqlite import SqliteEventLogs, SqliteKeptResponses
 from gateway.products.responses.store import KeptBounds
@@ -79,7 +80,14 @@ class SqliteJobStore:
         self._pieces = SqlitePieces(self._follow)
         self._claims = SqliteClaims(self._pieces)
         self._acceptance = SqliteAcceptance(self._pieces, bounds or OpenBounds())
-        self._file = JobsFile(path, self._pieces, wall, connect, monotonic, ahead)
+        self._file = DurableFile(
+            *(path, sqlite_rows.JOBS_FILE),
+            begin=lambda db, starts: self._pieces.open(db, starts, wall()),
+            readied=lambda: self._pieces.readied,
+            connect=connect,
+            monotonic=monotonic,
+            ahead=ahead,
+        )
         self.dead = SqliteDeadLetters(self._file, self._pieces, self._acceptance, wall)
         self.files = SqliteJobFiles(self._file, wall)
         kept_bounds = kept_bounds or KeptBounds()
@@ -265,7 +273,7 @@ class SqliteDeadLetters:
     """Implements `gateway.products.jobs.dead_letters.rules.DeadLetters`."""
 
     def __init__(
-        self, file: JobsFile, pieces: SqlitePieces, acceptance: SqliteAcceptance, wall: Callable[[], float]
+        self, file: DurableFile, pieces: SqlitePieces, acceptance: SqliteAcceptance, wall: Callable[[], float]
     ) -> None:
         self._file = file
         self._pieces = pieces

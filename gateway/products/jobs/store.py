@@ -389,7 +389,7 @@ def open_redis_blobs(shared: SharedState, accept: Literal["fsync", "replicated",
     failover it may be on a new master that never had the blob: there blobs are waited for themselves.
     """
     from gateway.drivers.blobs_redis import RedisBlobs  # a gateway without a Redis does not load it
-    from gateway.products.jobs.redis_partitions import BlobDurability  # a gateway without such jobs does not load it
+    from gateway.drivers.redis.partitions import BlobDurability  # a gateway without such jobs does not load it
 
     is_apart = "+cluster:" in shared.url or accept == "replicated"
     return RedisBlobs(shared, safety=BlobDurability(shared, accept) if is_apart and accept != "fast" else None)

@@ -20,19 +20,10 @@ from typing import Any, Final, TypeVar
 
 from gateway.core.clock import Clock
 from gateway.core.errors import StoreUnusable
+from gateway.drivers.durability import JobsUnavailable, NotDurable
 from gateway.products.jobs.dead_letters.rules import CLASS, POISON
 from gateway.products.jobs.metrics import JobMeter
-from gateway.products.jobs.model import (
-    ClaimedWork,
-    ClaimRequest,
-    Job,
-    JobEnd,
-    JobError,
-    JobState,
-    JobsUnavailable,
-    NotDurable,
-    WriteResult,
-)
+from gateway.products.jobs.model import ClaimedWork, ClaimRequest, Job, JobEnd, JobError, JobState, WriteResult
 from gateway.products.jobs.rules import SegmentRules
 from gateway.products.jobs.store import BlobWriter, JobStore
 from gateway.products.jobs.upkeep import STOPPED

@@ -19,13 +19,14 @@ from gateway.core.ledger import Accounts
 from gateway.core.render import error_object
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Endpoint
+from gateway.drivers.durability import JobsUnavailable
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.output.schema import SchemaUnusable, compile_schema
 from gateway.features.runs.rules import WORKFLOWS, RunPart, WorkflowRules
 from gateway.features.runs.step import OTHERS
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.calls import StepOfRun
-from gateway.products.jobs.model import Job, JobsUnavailable, StoredAnswer
+from gateway.products.jobs.model import Job, StoredAnswer
 from gateway.products.jobs.request import read_option_headers, responds_async
 from gateway.products.jobs.rules import JOBS
 from gateway.products.jobs.service import JobService

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.core.clock import Clock
+from gateway.drivers.durability import JobsUnavailable
 from gateway.features.output.judging import FairTurns, NotATurn
 from gateway.features.runs.rules import RunOutcome, label_change
 from gateway.products.batches import output
@@ -36,7 +37,6 @@ from gateway.products.jobs.model import (
     JobKind,
     JobQuery,
     JobState,
-    JobsUnavailable,
     NewJob,
     Stage,
     StoredAnswer,

@@ -19,7 +19,8 @@ import orjson
 
 from gateway.core.clock import Clock, Timer
 from gateway.core.openai.sse import split_events
-from gateway.products.jobs.model import Job, JobState, JobsUnavailable, WriteResult
+from gateway.drivers.durability import JobsUnavailable
+from gateway.products.jobs.model import Job, JobState, WriteResult
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RunningWork, until_done
 from gateway.products.responses.rules import ANNOUNCED, GENERATION_STEP, announcements, begun, frame, is_end, number_of

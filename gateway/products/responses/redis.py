@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.drivers.redis.link import BackgroundTasks
+from gateway.drivers.redis.partitions import JobPartitions, job_script, tenant_token
 from gateway.products.jobs import redis_records as records
 from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
 from gateway.products.jobs.redis_acceptance import JobPlaces, SharedScript
-from gateway.products.jobs.redis_partitions import JobPartitions, job_script
 from gateway.products.responses.store import (
     REMOVED_S,
     EarlyResponses,
@@ -60,7 +60,7 @@ class RedisEventLogs:
         return 0.1
 
     async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
-        arguments = (*self._partitions.claim_of(work), *part)
+        arguments = (*records.claim_of(self._partitions, work), *part)
         result = await self._appends.write(work, arguments, PART_WEIGHT + len(part.frames))
         self._watchers.wake(work.job.id)
         return result
@@ -68,7 +68,7 @@ class RedisEventLogs:
     async def read(self, job_id: str, tenant: str, after: int, most_bytes: int = 1024 * 1024) -> LogPage | None:
         partition = self._partitions.of_tenant(tenant)
         reader = self._replica if self._watchers.has(job_id) else ""
-        arguments = (job_id, records.tenant_token(tenant), after, most_bytes, reader)
+        arguments = (job_id, tenant_token(tenant), after, most_bytes, reader)
         _, _, state, log, found = await self._partitions.run(READ, partition, *arguments)
         if not state:
             return None
@@ -141,7 +141,7 @@ class RedisKeptResponses:
     async def chain(
         self, response_id: str, tenant: str, most: int, most_bytes: int = 8 * 1024 * 1024
     ) -> Sequence[StoredResponse]:
-        partition, token = self._partitions.of_tenant(tenant), records.tenant_token(tenant)
+        partition, token = self._partitions.of_tenant(tenant), tenant_token(tenant)
         found: dict[str, StoredResponse] = {}
         while response_id and len(found) < most and most_bytes >= 0 and response_id not in found:
             arguments = (token, response_id, most - len(found), min(most_bytes, BYTES_AT_ONCE))
@@ -172,7 +172,7 @@ class RedisKeptResponses:
         return gone
 
     async def _put(self, response: StoredResponse) -> None:
-        partition, token = self._partitions.of_tenant(response.tenant), records.tenant_token(response.tenant)
+        partition, token = self._partitions.of_tenant(response.tenant), tenant_token(response.tenant)
         times = (repr(float(response.created_at)), repr(float(response.keep_until)))
         about = (response.id, *times, response.previous_id, response.bytes, response.body, response.input_items)
         most, mark = self._bounds.tenant_bytes, self._partitions.mark(partition)
@@ -184,7 +184,7 @@ class RedisKeptResponses:
         await self._partitions.settle([mark])
 
     async def _remove(self, response_id: str, tenant: str, *, is_expected: bool, is_again: bool) -> bool:
-        partition, token = self._partitions.of_tenant(tenant), records.tenant_token(tenant)
+        partition, token = self._partitions.of_tenant(tenant), tenant_token(tenant)
         mark = self._partitions.mark(partition)
         about = (token, response_id, REMOVED_S, int(is_expected), int(is_again))
         _, _, was_there = await self._partitions.run(REMOVE, partition, *about, mark=mark)

@@ -21,6 +21,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.render import PASSING_CODES
 from gateway.dialects.conversion import as_stream
+from gateway.drivers.durability import JobsUnavailable
 from gateway.features.reuse.layers import is_stream
 from gateway.products.jobs.calls import (
     CallServer,
@@ -32,18 +33,7 @@ from gateway.products.jobs.calls import (
     read_reply,
 )
 from gateway.products.jobs.dead_letters.rules import POISON, is_dead_class
-from gateway.products.jobs.model import (
-    ENDS,
-    RESPONSE,
-    Job,
-    JobEnd,
-    JobError,
-    JobKind,
-    JobQuery,
-    JobState,
-    JobsUnavailable,
-    is_ours,
-)
+from gateway.products.jobs.model import ENDS, RESPONSE, Job, JobEnd, JobError, JobKind, JobQuery, JobState, is_ours
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.runner import end_task, request_of, tally_of
 from gateway.products.jobs.store import JobStore

@@ -9,11 +9,11 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gateway.drivers.durable_file import DurableFile
+from gateway.drivers.sqlite import Rest
 from gateway.products.jobs import sqlite_rows
 from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
 from gateway.products.jobs.sqlite import HELD
-from gateway.products.jobs.sqlite_file import JobsFile
-from gateway.products.jobs.sqlite_rows import Rest
 from gateway.products.jobs.transitions import NOT_OURS, written
 from gateway.products.responses.store import (
     REMOVED_S,
@@ -88,7 +88,7 @@ class SqliteEventLogs:
     A loss of power may take the end of a log with it, as it takes the worker: whoever takes over begins another generation.
     """
 
-    def __init__(self, file: JobsFile, bounds: KeptBounds) -> None:
+    def __init__(self, file: DurableFile, bounds: KeptBounds) -> None:
         self._file = file
         self._bounds = bounds
         self._watchers = LogWatchers()
@@ -219,7 +219,7 @@ def _response(name: str, tenant: str, row: tuple[Any, ...]) -> StoredResponse:
 class SqliteKeptResponses:
     """Implements `gateway.products.responses.store.KeptResponses`."""
 
-    def __init__(self, file: JobsFile, wall: Callable[[], float], bounds: KeptBounds) -> None:
+    def __init__(self, file: DurableFile, wall: Callable[[], float], bounds: KeptBounds) -> None:
         self._file = file
         self._wall = wall
         self._bounds = bounds

@@ -12,10 +12,11 @@ import pytest
 from gateway.core.call import INVALID_ANSWER
 from gateway.core.errors import GatewayError
 from gateway.core.relay import StreamBroken
+from gateway.drivers.durability import JobsOff, JobsUnavailable
+from gateway.drivers.opening import MemoryStore
 from gateway.features.reuse.rules import Caching, ExactRule
 from gateway.features.runs.rules import RunPart, StepRequest
 from gateway.features.runs.step import OTHERS, StepChanged, StepRunning, StepTooLarge, StoredStep
-from gateway.products.jobs.model import JobsOff, JobsUnavailable
 from gateway.products.jobs.store import JobStore
 from tests.features.reuse.test_reuse import BAD, EVENTS, STREAM, asking, begin, gated, outcomes, sent, turns
 from tests.support.flow import (

@@ -13,12 +13,13 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import BudgetExceeded, GatewayError, NoTargetAvailable, QueueFull
+from gateway.drivers.durability import JobsUnavailable
 from gateway.features.grouping.service import GROUP, GroupedCall
 from gateway.products.batches.chunk import MOST_MISSING, LineCalls, MissingInputs
 from gateway.products.batches.input import ChunkInput, InputLine
 from gateway.products.batches.output import BRAKED_BY, WAITS_FOR, with_tier
 from gateway.products.jobs.calls import StoredRequest
-from gateway.products.jobs.model import ClaimedWork, ClaimRequest, JobFlag, JobState, JobsUnavailable
+from gateway.products.jobs.model import ClaimedWork, ClaimRequest, JobFlag, JobState
 from gateway.products.jobs.rules import BatchRules, DeadLines, SegmentRules
 from gateway.products.jobs.worker import RunningWork
 from tests.support.stage import BODY, Script, Stage, few_lines

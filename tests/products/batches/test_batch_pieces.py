@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.core.snapshot import Policies
 from gateway.core.types import Usage
+from gateway.drivers.durability import JobsUnavailable
 from gateway.products.batches import finish
 from gateway.products.batches import output as marks
 from gateway.products.batches.finish import BatchChecks, BatchFinalizer, write_chunk
@@ -31,7 +32,6 @@ from gateway.products.jobs.model import (
     Job,
     JobFlag,
     JobState,
-    JobsUnavailable,
     LineResult,
     NewJob,
     Stage,

@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from gateway.drivers.blobs import DirectoryBlobs
-from gateway.products.jobs.model import FILE, JobsUnavailable, NewJob, TenantStorageFull, is_ours, new_id
+from gateway.drivers.durability import JobsUnavailable
+from gateway.products.jobs.model import FILE, NewJob, TenantStorageFull, is_ours, new_id
 from tests.e2e.harness import WEB_KEY, Response, connect, get, until
 from tests.products.batches.edge import OTHER_KEY, JobEdge, job_edge
 from tests.products.batches.test_batch_output import batch

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+from gateway.drivers.durability import JobsUnavailable
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.jobs.calls import CallServer
-from gateway.products.jobs.model import JobQuery, JobsUnavailable
+from gateway.products.jobs.model import JobQuery
 from gateway.products.jobs.runner import CallJobs
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import JobWorker

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.model import CHECK, JobEnd, JobFlag, JobQuery, JobState, JobsUnavailable, TooManyJobs
+from gateway.drivers.durability import JobsUnavailable
+from gateway.products.jobs.model import CHECK, JobEnd, JobFlag, JobQuery, JobState, TooManyJobs
 from gateway.products.jobs.transitions import OpenBounds
 from tests.support.conformance import Wall
 from tests.support.job_stores import ANSWER, DAY_S, HOUR_S, Jobs, MakeJobStore, ids, key

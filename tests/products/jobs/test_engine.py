@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from gateway.core.errors import StoreUnusable
-from gateway.products.jobs.model import JobsUnavailable
+from gateway.drivers.durability import JobsUnavailable
 from gateway.products.jobs.store import JobStore, no_jobs
 from gateway.products.jobs.worker import RETRY_S, JobEngine
 from tests.support.flow import FakeClock

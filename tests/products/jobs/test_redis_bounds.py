@@ -11,9 +11,10 @@ import pytest
 from redis import Redis
 
 from gateway.core.clock import SharedClock
+from gateway.drivers.durability import JobsUnavailable
 from gateway.products.jobs.dead_letters import redis as dead_letters
 from gateway.products.jobs.dead_letters.rules import derived_letter_id
-from gateway.products.jobs.model import ClaimRequest, JobQuery, JobState, JobsUnavailable
+from gateway.products.jobs.model import ClaimRequest, JobQuery, JobState
 from tests.products.jobs.dead_letters.test_dead_letter_store import dead_call
 from tests.products.jobs.test_redis_leases import let_leases_end
 from tests.support.conformance import Wall

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from gateway.drivers.durability import JobsUnavailable, OutcomeUnknown
+from gateway.drivers.redis.partitions import job_script
 from gateway.products.jobs.dead_letters.rules import REDRIVES, RedriveResult, derived_letter_id
 from gateway.products.jobs.model import (
     FINALISE,
@@ -21,12 +23,9 @@ from gateway.products.jobs.model import (
     JobKind,
     JobQuery,
     JobState,
-    JobsUnavailable,
     NewJob,
-    OutcomeUnknown,
 )
 from gateway.products.jobs.redis_acceptance import Sent
-from gateway.products.jobs.redis_partitions import job_script
 from tests.products.jobs.test_following import TOLD, following
 from tests.support.conformance import Wall
 from tests.support.job_stores import ANSWER, DAY_S, ERROR, OURS, STALE, Jobs, chunk, ids, line, part, pieces

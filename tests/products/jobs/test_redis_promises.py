@@ -12,14 +12,15 @@ import pytest
 
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import SharedState
+from gateway.drivers.durability import JobsUnavailable, NotDurable, OutcomeUnknown
+from gateway.drivers.redis import partitions as durability
 from gateway.drivers.redis.link import Link, StoreGone
+from gateway.drivers.redis.partitions import JobDurability
 from gateway.features.runs.rules import label_change
 from gateway.features.runs.step import RunToChange
 from gateway.products.jobs import redis
-from gateway.products.jobs import redis_partitions as durability
-from gateway.products.jobs.model import ClaimRequest, JobFlag, JobState, JobsUnavailable, NotDurable, OutcomeUnknown
+from gateway.products.jobs.model import ClaimRequest, JobFlag, JobState
 from gateway.products.jobs.redis import CHECK_S, RECHECK_S, RedisJobStore
-from gateway.products.jobs.redis_partitions import JobDurability
 from gateway.products.jobs.store import open_redis_jobs
 from gateway.products.jobs.worker import until_done
 from tests.docs.support import DOCS

@@ -15,17 +15,8 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.model import (
-    ChunkPlan,
-    FileQuery,
-    JobEnd,
-    JobFlag,
-    JobKind,
-    JobQuery,
-    JobState,
-    JobsUnavailable,
-    NewJob,
-)
+from gateway.drivers.durability import JobsUnavailable
+from gateway.products.jobs.model import ChunkPlan, FileQuery, JobEnd, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.products.jobs.sqlite_store import SqliteJobStore
 from tests.support.conformance import Wall
 from tests.support.job_stores import ANSWER, DAY_S, Jobs, chunk, ids, key, line, part

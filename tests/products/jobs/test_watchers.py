@@ -7,7 +7,8 @@ from typing import NoReturn
 
 import pytest
 
-from gateway.products.jobs.model import ClaimRequest, Job, JobEnd, JobState, JobsUnavailable
+from gateway.drivers.durability import JobsUnavailable
+from gateway.products.jobs.model import ClaimRequest, Job, JobEnd, JobState
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.worker import RunningWork
 from tests.support.memory_store.store import MemoryJobStore

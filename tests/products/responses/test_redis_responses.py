@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from redis import Redis
 
-from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown
+from gateway.drivers.durability import JobsUnavailable, OutcomeUnknown
 from gateway.products.responses.redis import RedisKeptResponses
 from gateway.products.responses.store import KeptBounds, LogPage
 from tests.support.conformance import Wall

@@ -12,6 +12,7 @@ from math import inf
 from secrets import token_hex
 
 from gateway.core.types import LANES, Lane
+from gateway.drivers.durability import JobsUnavailable
 from gateway.products.jobs import transitions
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.model import (
@@ -31,7 +32,6 @@ from gateway.products.jobs.model import (
     JobPage,
     JobQuery,
     JobState,
-    JobsUnavailable,
     LineResult,
     NewJob,
     StoredAnswer,

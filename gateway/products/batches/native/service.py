@@ -21,6 +21,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, Forbidden, GatewayError
 from gateway.core.snapshot import Key, Policies, Provider
+from gateway.drivers.durability import JobsUnavailable
 from gateway.drivers.outward import Unreachable
 from gateway.products.batches.input import key_named, lines_of, read_line
 from gateway.products.batches.native import rules as parts
@@ -63,7 +64,7 @@ from gateway.products.batches.output import (
     sum_of_lines,
 )
 from gateway.products.jobs.calls import AddToRun, MakeCall, NativeAccounts, ProviderBatches, add_to_no_run
-from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
+from gateway.products.jobs.model import Job, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
 from gateway.products.jobs.runner import run_of
 from gateway.products.jobs.store import Blobs, JobStore

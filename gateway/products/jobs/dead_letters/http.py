@@ -18,10 +18,11 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.snapshot import Policies
+from gateway.drivers.durability import JobsOff
 from gateway.products.jobs.dead_letters.redrive import Redrive, read_filter, read_redrive
 from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage
 from gateway.products.jobs.dead_letters.service import DeadLetterService, RedrivePlan
-from gateway.products.jobs.model import Job, JobError, JobsOff
+from gateway.products.jobs.model import Job, JobError
 from gateway.products.routes import limit_of
 from gateway.products.work import JobWork
 from gateway.routes import json_response

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import orjson
 
+from gateway.drivers.redis.partitions import JobPartitions, job_script
 from gateway.products.jobs import redis_records as records
 from gateway.products.jobs.dead_letters.rules import (
     DeadGroup,
@@ -19,7 +20,6 @@ from gateway.products.jobs.dead_letters.rules import (
 from gateway.products.jobs.model import ClaimedWork, NewJob
 from gateway.products.jobs.redis_acceptance import RedisWrites
 from gateway.products.jobs.redis_claims import LetterChange, RedisSteps, read_letter
-from gateway.products.jobs.redis_partitions import JobPartitions, job_script
 from gateway.products.jobs.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS
 
 WRITE, PURGE = job_script("letters_write", "take", "letters"), job_script("letters_purge", "letters")
@@ -89,7 +89,7 @@ class RedisDeadLetters:
                 return RedriveResult(held, is_done=False)
             partition, seen = found
             change = LetterChange(begun, seen.text)
-            if partition == self._partitions.of_work(work):
+            if partition == self._partitions.of_fence(work.fence):
                 result = await self._writes.count_redrive(work, change, new)
                 if result is not None:
                     return RedriveResult(result, is_done=result.is_ours)

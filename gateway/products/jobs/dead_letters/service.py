@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from gateway.core.clock import Clock
 from gateway.core.errors import NotFound
+from gateway.drivers.durability import JobsUnavailable
 from gateway.products.jobs.dead_letters.redrive import (
     LetterFilter,
     Redrive,
@@ -35,7 +36,7 @@ from gateway.products.jobs.dead_letters.rules import (
     derived_letter_id,
 )
 from gateway.products.jobs.metrics import JobMeter
-from gateway.products.jobs.model import DRAW_BYTES, JOB, Job, JobEnd, JobKind, JobState, JobsUnavailable, NewJob, new_id
+from gateway.products.jobs.model import DRAW_BYTES, JOB, Job, JobEnd, JobKind, JobState, NewJob, new_id
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import JobEngine, RunningWork

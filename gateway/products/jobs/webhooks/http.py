@@ -19,6 +19,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.snapshot import Policies
+from gateway.drivers.durability import JobsOff
 from gateway.drivers.outward import Unreachable
 from gateway.products.jobs.model import (
     BATCH,
@@ -28,7 +29,6 @@ from gateway.products.jobs.model import (
     Job,
     JobKind,
     JobQuery,
-    JobsOff,
     JobState,
     derived_event_ids,
     derived_redelivery_id,

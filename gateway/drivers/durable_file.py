@@ -1,4 +1,4 @@
-"""The jobs file and its thread, asked from the event loop: work is done, or its caller learns that it was not.
+"""A file and its thread, asked from the event loop: work is done, or its caller learns that it was not.
 
 Invariants: what a caller was told to have failed does not happen later; what was claimed for a caller who never heard of it is
 ready again.
@@ -13,11 +13,9 @@ from math import inf
 from typing import Any, Final, TypeVar
 
 from gateway.core.clock import Ahead
-from gateway.drivers.sqlite import File, FileThread, Total, Trouble
-from gateway.drivers.sqlite_file import Connect
-from gateway.products.jobs.model import JobsUnavailable
-from gateway.products.jobs.sqlite import SqlitePieces
-from gateway.products.jobs.sqlite_rows import JOBS_FILE, Effort, Rest
+from gateway.drivers.durability import JobsUnavailable
+from gateway.drivers.sqlite import Effort, File, FileThread, Rest, Total, Trouble
+from gateway.drivers.sqlite_file import Connect, FileKind
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T | Rest]
@@ -27,24 +25,26 @@ FAILED: Final = object()
 """The result of work that could not be done."""
 
 
-class JobsFile:
+class DurableFile:
     """Has work done in the file's thread; the constructor opens the file and raises StoreUnusable."""
 
     def __init__(
         self,
         path: str,
-        pieces: SqlitePieces,
-        wall: Callable[[], float],
+        kind: FileKind,
+        begin: Callable[[sqlite3.Connection, int], None],
+        readied: Callable[[], int],
         connect: Connect,
         monotonic: Callable[[], float],
         ahead: Ahead,
     ) -> None:
-        self._pieces = pieces
-        trouble = Trouble(path, JOBS_FILE, monotonic)
+        """`begin` works on the file when it is opened, as in `File`; `readied` counts what work has made ready so far."""
+        self._readied = readied
+        trouble = Trouble(path, kind, monotonic)
         self._file = File(
-            *(path, JOBS_FILE, connect, trouble),
+            *(path, kind, connect, trouble),
             keep_to_bounds=lambda _db, _totals: False,
-            begin=lambda db, starts: pieces.open(db, starts, wall()),
+            begin=begin,
             ahead=ahead,
         )
         self._thread = FileThread(self._file, trouble, monotonic)
@@ -160,9 +160,9 @@ class JobsFile:
         """Returns the work with another result: its own, whether pieces became ready by it, and whether it changed anything."""
 
         def noting(db: sqlite3.Connection) -> Any:
-            readied, changes = self._pieces.readied, db.total_changes
+            readied, changes = self._readied(), db.total_changes
             result = work(db)
-            is_ready = was_ready or self._pieces.readied > readied
+            is_ready = was_ready or self._readied() > readied
             is_changed = was_changed or db.total_changes > changes
             if isinstance(result, Rest):
                 return Rest(self._noting(result.work, is_ready, is_changed))

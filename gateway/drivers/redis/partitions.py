@@ -14,15 +14,16 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, Literal, TypeVar
+from urllib.parse import quote
 
 from gateway.core.clock import SharedClock
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import SharedState
+from gateway.drivers.durability import JobsUnavailable, NotDurable, OutcomeUnknown
 from gateway.drivers.redis.link import Link, NoReply, Script, StoreGone, StoreRefused, script_of
-from gateway.products.jobs.model import ClaimedWork, JobsUnavailable, NotDurable, OutcomeUnknown
+from gateway.drivers.redis.wire import FOLDER
 
 log = logging.getLogger("gateway.jobs")
 
@@ -249,15 +250,20 @@ PATIENCE_S: Final = 5.0
 """Seconds for which it is asked again whether something was done; then the caller learns that nobody knows."""
 PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
 """Seconds between these questions; the last again and again."""
-_LUA = Path(__file__).parent / "lua"
+_LUA = FOLDER / "jobs"
 T = TypeVar("T")
 
 Argument = bytes | str | int | float
 
 
 def job_script(name: str, *libraries: str) -> Script:
-    """Returns the script in `lua/<name>.lua` with the libraries in front that it needs besides `job`."""
+    """Returns the script in `lua/jobs/<name>.lua` with the libraries in front that it needs besides `job`."""
     return script_of(f"jobs_{name}", "".join((_LUA / f"{part}.lua").read_text() for part in ("job", *libraries, name)))
+
+
+def tenant_token(tenant: str) -> str:
+    """Returns the tenant as a token that is never empty, nor that of all tenants."""
+    return "~" + quote(tenant, safe="")
 
 
 class JobPartitions:
@@ -295,17 +301,13 @@ class JobPartitions:
         """Returns the partition that has a tenant's jobs and files."""
         return int.from_bytes(blake2b(tenant.encode(), digest_size=4).digest()) % self.number
 
-    def of_work(self, work: ClaimedWork) -> int:
-        """Returns the partition of a claim."""
-        return work.fence % self.number
+    def of_fence(self, fence: int) -> int:
+        """Returns the partition of a claim, by its fence."""
+        return fence % self.number
 
-    def fence_of(self, work: ClaimedWork) -> int:
-        """Returns the fence as the partition knows it."""
-        return work.fence // self.number
-
-    def claim_of(self, work: ClaimedWork) -> tuple[str, int, int]:
-        """Returns a claim as scripts read it."""
-        return work.job.id, work.piece, self.fence_of(work)
+    def own_fence(self, fence: int) -> int:
+        """Returns the fence of a claim as its partition knows it."""
+        return fence // self.number
 
     def now(self) -> float:
         """Returns the server's time, as estimated from its last answer: behind it by no more than a round trip."""
