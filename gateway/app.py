@@ -61,6 +61,7 @@ from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
 from gateway.drivers.store import SharedStore, SharedStoreMetrics
+from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, JobSettings
 from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
 from gateway.drivers.outward import AddressGuard, open_outwards
 from gateway.emulator import Emulators
@@ -85,7 +86,6 @@ from gateway.products.jobs.dead_letters.http import dead_letter_routes
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Job, NewJob
 from gateway.products.jobs.respond_async import AsyncAnswers
-from gateway.products.jobs.rules import IN_REDIS, JOBS, JobSettings
 from gateway.products.jobs.store import (
     JobStore,
     copier_of,
@@ -437,7 +437,7 @@ class Gateway:
         """Returns durable work over the pipeline; None: the config has none."""
         policies, pipeline, admission, runs = self._policies, self._pipeline, self._admission, self._runs
         steps = self._products.steps
-        settings = JOBS.of(policies.current).settings
+        settings = JOB_SETTINGS.of(policies.current)
         if not settings.is_on:
             return None
         clock: Clock = self._kept_clock

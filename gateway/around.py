@@ -13,11 +13,12 @@ from gateway.core.clock import SystemClock
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.telemetry import CallLog, Telemetry
+from gateway.drivers.durability import JOB_SETTINGS
+from gateway.drivers.opening import MemoryStore
 from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import RunTable
 from gateway.own_products import OWN_PRODUCTS
 from gateway.products.jobs.respond_async import AsyncAnswers, may_become_job
-from gateway.products.jobs.rules import JOBS
 from gateway.products.pipelines.compile import PIPELINE
 from gateway.products.pipelines.http import PipelineAnswers
 from gateway.products.responses.http import ResponseEndpoint
@@ -45,7 +46,7 @@ def products_around(policy: PolicySnapshot) -> tuple[CallProduct, ...]:
     runs = RunTable(clock, lambda: WORKFLOWS.of(policy))
     products = install_products(pipeline, in_memory(policy.store, clock.wall), runs=runs)
     durable = [_Unserved(PipelineAnswers, lambda facts, _requested: PIPELINE in facts.model.settings)]
-    if JOBS.of(policy).settings.is_on:
+    if JOB_SETTINGS.of(policy).is_on:
         durable.append(_Unserved(AsyncAnswers, may_become_job))
         durable.append(
             _Unserved(

@@ -25,10 +25,10 @@ from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
 from gateway.dialects.memory import ThoughtMemory
 from gateway.dialects.model_lists import ModelLists
+from gateway.drivers.durability import JOB_SETTINGS
 from gateway.features.runs.table import RunTable
 from gateway.installed import is_installed
 from gateway.process import find_trim, resident_bytes
-from gateway.products.jobs.rules import JOBS
 from gateway.products.work import JobWork
 from gateway.sections import SECTIONS
 
@@ -122,7 +122,7 @@ class Reloading:
             log.warning("server.port or admin.listen has changed: that takes effect after a restart")
         if (new.state, new.shared) != (first.state, first.shared):
             log.warning("state has changed: that takes effect after a restart")
-        if JOBS.of(new).settings != JOBS.of(first).settings:
+        if JOB_SETTINGS.of(new) != JOB_SETTINGS.of(first):
             log.warning("jobs has changed: that takes effect after a restart")
 
 

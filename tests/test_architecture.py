@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "core": set(),
     "credentials": {"core", "drivers"},
-    "demo": {"app", "core", "emulator", "products", "settings"},
+    "demo": {"app", "core", "emulator", "settings"},
     "dialects": {"core", "products"},
     "drivers": {"core", "fleet", "process", "products"},
     "emulator": set(),

@@ -77,14 +77,9 @@ IN_THE_WAY: Final[dict[str, set[str]]] = {
     "gateway.products.jobs": {
         "admin",
         "cli",
-        "demo",
-        "gateway.features.runs",
         "gateway.products.batches",
         "gateway.products.pipelines",
         "gateway.products.responses",
-        "housekeeping",
-        "products",
-        "workers",
     },
 }
 """The products that cannot be taken out yet, each with the products, and parts of the gateway, that import it."""

@@ -30,7 +30,7 @@ from gateway.demo.processes import (
 )
 from gateway.demo.record import BatchRun, KillNote, LedgerEntry
 from gateway.demo.show import Display, batch_chart, check_folder, lay_out, perform, progress_bar, save_chart, times
-from gateway.products.jobs.sqlite_rows import lines_with_results
+from gateway.demo.sqlite import lines_with_results
 
 LINES_PER_KILL = 20
 """A kill wants so many lines, so that there is something to kill."""

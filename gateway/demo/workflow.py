@@ -53,8 +53,8 @@ from gateway.demo.show import (
     times,
     workflow_chart,
 )
+from gateway.demo.sqlite import kept_steps
 from gateway.demo.storm import DIRECT, THROUGH
-from gateway.products.jobs.sqlite_rows import kept_steps
 
 RUNS_PER_KILL = 10
 """The runs that a kill wants at least, so that there is something to kill."""

@@ -1,13 +1,13 @@
-"""Routes of jobs, files and batches: what they have in common.
+"""Routes of jobs, files, batches and runs: what they have in common.
 
-In this order: routes of our own objects; routes where there are no jobs; and what requests say. Some are shared with the
-provider of `passthrough`: what is not ours is left to it.
+In this order: routes of our own objects; routes where there are no jobs; what requests say; and pages of lists. Where there are
+no files and batches, those of the provider of `passthrough` may be meant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from urllib.parse import parse_qsl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +19,6 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.snapshot import Key, Policies
 from gateway.drivers.durability import JobsOff
 from gateway.features.runs.step import STEP, no_step
-from gateway.products.jobs.model import STATE_OF_STATUS, JobState, Mark, is_ours
 
 Serve = Callable[[Request], Awaitable[Response]]
 
@@ -35,43 +34,6 @@ class ObjectRoute(Route):
         if not scope["path"].startswith(self._begins):
             return Match.NONE, {}
         return super().matches(scope)
-
-
-class OwnRoute(ObjectRoute):
-    """The path of objects. With a `passthrough` it takes only ids that look like ours, and pages of lists behind those."""
-
-    def __init__(self, policies: Policies, mark: Mark, path: str, serve: Serve, method: str) -> None:
-        super().__init__(path, serve, methods=[method])
-        self._policies = policies
-        self._mark = mark
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, found = super().matches(scope)
-        if match is not Match.NONE and self._policies.current.passthrough is not None:
-            id = found["path_params"].get("id")
-            if id is not None and not is_ours(self._mark, id):
-                return Match.NONE, {}
-            if id is None and _is_behind_theirs(self._mark, scope):
-                return Match.NONE, {}
-        return match, found
-
-
-def _is_behind_theirs(mark: Mark, scope: Scope) -> bool:
-    """Returns whether a page of a list is asked for that begins behind an object of the provider's."""
-    query: bytes = scope.get("query_string", b"")
-    if scope["method"] not in ("GET", "HEAD") or b"after" not in query:
-        return False
-    after = dict(parse_qsl(query.decode("latin-1"))).get("after")
-    return after is not None and not is_ours(mark, after)
-
-
-def own_routes(policies: Policies, mark: Mark, table: Iterable[tuple[str, str, Serve]]) -> list[BaseRoute]:
-    """Returns routes for (method, path below the base URL, function), with and without `/v1`."""
-    return [
-        OwnRoute(policies, mark, prefix + path, serve, method)
-        for method, path, serve in table
-        for prefix in ("/v1", "")
-    ]
 
 
 class RelayedResponse(Response):
@@ -152,17 +114,25 @@ def limit_of(request: Request, usual: int, most: int) -> int:
     return int(value)
 
 
-def statuses_of(request: Request) -> list[str]:
-    """Returns the statuses of jobs that a list is asked for; none: all. Raises InvalidRequest."""
-    wanted = [one for one in request.query_params.get("status", "").split(",") if one]
-    known = [*JobState, *STATE_OF_STATUS]
-    if not set(wanted) <= set(known):
-        raise InvalidRequest(f"The parameter 'status' takes {', '.join(known)}, divided by commas.", param="status")
-    return wanted
-
-
 def head_alone(headers: Mapping[str, str], media_type: str) -> Response:
     """Returns the answer to a HEAD where nobody knows how long the body would be: it says nothing of that (RFC 9110, 8.6)."""
     response = Response(headers=headers, media_type=media_type)
     del response.headers["content-length"]
     return response
+
+
+# --- pages of lists ---
+
+
+def list_page(objects: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """Returns a page of a list, of whatever has an id.
+
+    Source: https://platform.openai.com/docs/api-reference/files/list.
+    """
+    return {
+        "object": "list",
+        "data": list(objects),
+        "first_id": objects[0]["id"] if objects else None,
+        "last_id": objects[-1]["id"] if objects else None,
+        "has_more": has_more,
+    }

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from gateway.core.errors import ConfigError
 from gateway.core.http.server import listen_on
 from gateway.core.snapshot import PolicySnapshot
-from gateway.products.jobs.rules import JOBS
+from gateway.drivers.durability import JOB_SETTINGS
 from gateway.settings import Settings
 
 # --- Channels ---
@@ -143,7 +143,7 @@ def require_shared(settings: Settings, policy: PolicySnapshot, workers: int) -> 
                 " would allow itself the whole of every limit. Set state: redis://HOST:PORT, or run with --workers 1"
             ]
         )
-    if workers > 1 and JOBS.of(policy).settings.store:
+    if workers > 1 and JOB_SETTINGS.of(policy).store:
         raise ConfigError(
             [
                 f"{settings.config}: jobs.store: one process alone can have the file, not {workers} workers; leave it out,"

@@ -36,7 +36,7 @@ from gateway.app import Gateway, WorkerContext
 from gateway.core.errors import ConfigError, StoreUnusable
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Server
-from gateway.products.jobs.rules import JOBS
+from gateway.drivers.durability import JOB_SETTINGS
 from gateway.settings import Settings
 from gateway.workers.channel import MOST_UNREAD_BYTES, STACK_SIGNAL, LockedLog, Message, pack
 
@@ -442,7 +442,7 @@ def _fail(slot: WorkerSlot, text: str, code: int) -> int:
 
 def _fixed(policy: PolicySnapshot) -> tuple[object, ...]:
     """Returns the settings that are fixed until all workers restart."""
-    return policy.state, policy.shared, policy.server.admin_listen, JOBS.of(policy).settings
+    return policy.state, policy.shared, policy.server.admin_listen, JOB_SETTINGS.of(policy)
 
 
 def _changed() -> ConfigError:

@@ -21,9 +21,9 @@ import yaml
 from openai import AsyncOpenAI
 from openai.types import Batch
 
+from gateway.demo.sqlite import lines_with_results
 from gateway.emulator.app import EmulatorServer
 from gateway.emulator.config import EmulatorConfig
-from gateway.products.jobs.sqlite_rows import lines_with_results
 from tests.e2e.batches import BATCH_ENDS, BatchFiles, asked_of, begin, calls_in, check_end, end_of, line
 from tests.e2e.durable import with_jobs
 from tests.e2e.harness import WEB_KEY, until

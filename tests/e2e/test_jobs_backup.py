@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from gateway.cli.main import main
-from gateway.products.jobs.sqlite_rows import lines_with_results
+from gateway.demo.sqlite import lines_with_results
 from tests.e2e.batch_kills import UNEVEN
 from tests.e2e.batches import asked_of, begin, check_end, end_of, line, names
 from tests.e2e.conftest import StartGateway

@@ -15,20 +15,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from secrets import token_hex
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from gateway.core.clock import SharedClock
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import SharedState
-from gateway.drivers.durability import JobsUnavailable, NotDurable, OutcomeUnknown
+from gateway.drivers.durability import Accept, JobsUnavailable, NotDurable, OutcomeUnknown
 from gateway.drivers.redis.link import Link, NoReply, Script, StoreGone, StoreRefused, script_of
 from gateway.drivers.redis.wire import FOLDER
 
 log = logging.getLogger("gateway.jobs")
-
-Accept = Literal["fsync", "replicated", "fast"]
-"""The condition for acknowledging work: it is on disk, as far as the server can say so; on a replica; nothing."""
 
 WAIT_MS: Final = 1500
 """A server that has not made a write safe by then is taken for one that cannot."""

@@ -33,8 +33,7 @@ from gateway.features.runs.rules import (
 )
 from gateway.features.runs.step import ID_CHARS, is_id, read_outcome, show_step
 from gateway.features.runs.table import RunTable
-from gateway.products.jobs.model import list_page
-from gateway.products.routes import ObjectRoute, limit_of, tenant_of
+from gateway.products.routes import ObjectRoute, limit_of, list_page, tenant_of
 from gateway.routes import json_response
 
 DEFAULT_LISTED_RUNS, MAX_LISTED_RUNS = 20, 100

@@ -428,6 +428,20 @@ class Runs(Protocol):
         ...
 
 
+class DurableStore(Protocol):
+    """A store of jobs, as far as runs are concerned."""
+
+    @property
+    def runs(self) -> Runs:
+        """Returns the runs of this store."""
+        ...
+
+    @property
+    def is_well(self) -> bool:
+        """Returns whether what is to be kept now can be."""
+        ...
+
+
 # --- refusals of requests about steps of runs, in OpenAI's shape ---
 
 

@@ -37,6 +37,7 @@ from gateway.dialects.conversion import last_response
 from gateway.dialects.last_word import LastWord
 from gateway.drivers.store import Store
 from gateway.drivers.durability import JobsOff, JobsUnavailable
+from gateway.drivers.durability import JOB_SETTINGS, KEEP_RUNS_S, JobsOff, JobsUnavailable
 from gateway.features.reuse.keys import ANYTHING
 from gateway.features.reuse.layers import (
     LONGEST_POLL_S,
@@ -57,6 +58,7 @@ from gateway.features.runs.step import (
     PART,
     REPLAYED,
     STEP,
+    DurableStore,
     StepAbout,
     StepChanged,
     StepRunning,
@@ -68,8 +70,6 @@ from gateway.features.runs.step import (
     step_fingerprint,
     step_record,
 )
-from gateway.products.jobs.rules import JOBS
-from gateway.products.jobs.store import JobStore
 from gateway.products.pipelines.compile import PIPELINE
 
 FREE = (b"x-gateway-cost-usd", b"0.00000000")
@@ -98,7 +98,7 @@ class StepCalls(CallFeature):
         """Notes which step of its run the call is. Raises InvalidRequest, or JobsOff where no steps are remembered."""
         if call.method != "POST":
             return
-        if not JOBS.of(call.policy).is_on:
+        if not JOB_SETTINGS.of(call.policy).is_on:
             raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
         part = PART.find(call)
         step = read_step(headers, "" if part is None else part.run)
@@ -363,7 +363,7 @@ class StepStore:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.open: Callable[[], Awaitable[JobStore]] | None = None
+        self.open: Callable[[], Awaitable[DurableStore]] | None = None
         """Opens the store of jobs, or raises JobsUnavailable; None: there is none."""
         self.write_behind: WriteBehindSum | None = None
         """None: nobody keeps the sums of runs."""
@@ -428,7 +428,7 @@ class StepStore:
         if self._held:
             log.error("%d answers of steps could not be kept: their steps will be paid for again", len(self._held))
 
-    async def _store(self) -> JobStore:
+    async def _store(self) -> DurableStore:
         if self.open is None:
             raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
         try:
@@ -514,7 +514,7 @@ def stored_step(call: Call, ask: StepRequest, fingerprint: bytes, reply: Reply, 
         source=call.id,
         outcome=str(call.outcome),
         created_at=wall,
-        keep_until=wall + JOBS.of(call.policy).default.keep_runs_s,
+        keep_until=wall + KEEP_RUNS_S.of(call.policy),
         bytes=len(body),
     )
     return StoredStep(about, body)

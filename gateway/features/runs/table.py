@@ -49,6 +49,7 @@ from gateway.features.runs.step import (
     HEADERS,
     PART,
     Close,
+    DurableStore,
     RunParts,
     RunQuery,
     RunToChange,
@@ -58,7 +59,6 @@ from gateway.features.runs.step import (
     without_own_baggage,
 )
 from gateway.features.runs.store import RunStore
-from gateway.products.jobs.store import JobStore
 
 T = TypeVar("T")
 
@@ -341,7 +341,9 @@ RUNS_PER_PAGE = 500
 class DurableRuns:
     """Implements `gateway.features.runs.store.RunStore`."""
 
-    def __init__(self, store: Callable[[], Awaitable[JobStore]], reader: Callable[[], Awaitable[JobStore]]) -> None:
+    def __init__(
+        self, store: Callable[[], Awaitable[DurableStore]], reader: Callable[[], Awaitable[DurableStore]]
+    ) -> None:
         """`store` opens the store of jobs, `reader` what there is to look into; both raise JobsUnavailable."""
         self._store = store
         self._reader = reader

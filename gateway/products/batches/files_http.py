@@ -28,9 +28,10 @@ from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.products.batches.finish import PartialFile, PartialFiles
 from gateway.products.batches.http import MergedLists, OwnPage
 from gateway.products.batches.service import FileService, FileUpload, file_object, too_large
+from gateway.products.jobs.answers_http import own_routes
 from gateway.products.jobs.model import FILE, FileQuery, StoredFile
 from gateway.products.jobs.rules import JOBS
-from gateway.products.routes import RelayedResponse, head_alone, limit_of, own_routes, tenant_of
+from gateway.products.routes import RelayedResponse, head_alone, limit_of, tenant_of
 from gateway.routes import json_response
 
 # --- downloads: all of a file, or the one range that is asked for (RFC 9110, 14) ---

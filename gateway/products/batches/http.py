@@ -38,12 +38,12 @@ from gateway.features.reuse.outcome import read_idempotency_key
 from gateway.products.batches import output
 from gateway.products.batches.output import batch_object, read_batch_request
 from gateway.products.batches.service import BatchOwner, BatchService
-from gateway.products.jobs.answers_http import EventReaders
+from gateway.products.jobs.answers_http import EventReaders, own_routes
 from gateway.products.jobs.calls import ServeCall, read_reply
-from gateway.products.jobs.model import BATCH, FILE, Job, derived_file_id, is_ours, list_page
+from gateway.products.jobs.model import BATCH, FILE, Job, derived_file_id, is_ours
 from gateway.products.jobs.request import read_webhook_header, refuse_request_url
 from gateway.products.jobs.rules import JOBS
-from gateway.products.routes import RelayedResponse, caller_of, limit_of, own_routes, tenant_of
+from gateway.products.routes import RelayedResponse, caller_of, limit_of, list_page, tenant_of
 from gateway.routes import json_response
 
 LONGEST_S = 10.0

@@ -19,7 +19,7 @@ import orjson
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.types import Lane
-from gateway.drivers.durability import JobsUnavailable, OutcomeUnknown
+from gateway.drivers.durability import JobSettings, JobsUnavailable, OutcomeUnknown
 from gateway.products.batches import output
 from gateway.products.batches.output import BatchRequest, batch_status
 from gateway.products.jobs.model import (
@@ -44,7 +44,7 @@ from gateway.products.jobs.model import (
     TenantStorageFull,
     new_id,
 )
-from gateway.products.jobs.rules import JobRules, Jobs, JobSettings
+from gateway.products.jobs.rules import JobRules, Jobs
 from gateway.products.jobs.service import segment_of
 from gateway.products.jobs.store import Blobs, BlobWriter, JobStore
 from gateway.products.jobs.upkeep import Watchers

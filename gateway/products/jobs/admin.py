@@ -25,12 +25,12 @@ from gateway.core.types import Endpoint, Usage
 from gateway.drivers.durability import JobsOff
 from gateway.products.batches.input import bare_provider
 from gateway.products.batches.native.rules import has_batch_api
-from gateway.products.jobs.answers_http import show_job
+from gateway.products.jobs.answers_http import show_job, statuses_of
 from gateway.products.jobs.calls import attempts_allowed
-from gateway.products.jobs.model import JobFlag, JobQuery, list_page
+from gateway.products.jobs.model import JobFlag, JobQuery
 from gateway.products.jobs.rules import ACCEPTS_202, JOB_RULES, JOBS, JobRules, RunAs
 from gateway.products.jobs.service import JobService, segment_of
-from gateway.products.routes import limit_of, statuses_of
+from gateway.products.routes import limit_of, list_page
 from gateway.products.work import JobWork
 from gateway.routes import json_response
 

@@ -1,40 +1,45 @@
 """Jobs in HTTP: bodies read, stored answers given, and the events of a job or batch until its end.
 
-In this order: events; the body of a new job; a job as it is shown; and headers. The id of an event is the revision of the job:
-whoever comes back with it (`Last-Event-ID`) has only what is new. While nothing happens a comment goes out now and then, so
-that nobody between takes the connection for a dead one.
+In this order: events; the body of a new job; a job as it is shown; headers; and routes. The id of an event is the revision of
+the job: whoever comes back with it (`Last-Event-ID`) has only what is new. While nothing happens a comment goes out now and
+then, so that nobody between takes the connection for a dead one.
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import ceil
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import Field, find_fields
 from gateway.core.openai.sse import json_object
 from gateway.core.request_fields import LargeBodies, written_twice
+from gateway.core.snapshot import Policies
 from gateway.products.jobs.model import (
+    STATE_OF_STATUS,
     Job,
     JobKind,
     JobPage,
     JobState,
+    Mark,
     StoredAnswer,
     TooManyReaders,
+    is_ours,
     job_status,
-    list_page,
 )
 from gateway.products.pipelines.rules import CURRENT, SETTLED
-from gateway.products.routes import head_alone
+from gateway.products.routes import ObjectRoute, Serve, head_alone, list_page
 
 MOST_READERS, MOST_READERS_PER_TENANT = 1000, 500
 """No tenant keeps all others from following their jobs."""
@@ -266,3 +271,52 @@ def stored_headers(job: Job, answer: StoredAnswer) -> list[tuple[bytes, bytes]]:
     """Returns the headers with which a stored answer is given again."""
     own = (b"x-gateway-job", job.id.encode()), (b"x-request-id", job.id.encode())
     return [*((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers), *own]
+
+
+# --- routes of ids that look like ours, and the statuses that lists are asked for ---
+
+
+class OwnRoute(ObjectRoute):
+    """The path of objects. With a `passthrough` it takes only ids that look like ours, and pages of lists behind those."""
+
+    def __init__(self, policies: Policies, mark: Mark, path: str, serve: Serve, method: str) -> None:
+        super().__init__(path, serve, methods=[method])
+        self._policies = policies
+        self._mark = mark
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        if match is not Match.NONE and self._policies.current.passthrough is not None:
+            id = found["path_params"].get("id")
+            if id is not None and not is_ours(self._mark, id):
+                return Match.NONE, {}
+            if id is None and _is_behind_theirs(self._mark, scope):
+                return Match.NONE, {}
+        return match, found
+
+
+def _is_behind_theirs(mark: Mark, scope: Scope) -> bool:
+    """Returns whether a page of a list is asked for that begins behind an object of the provider's."""
+    query: bytes = scope.get("query_string", b"")
+    if scope["method"] not in ("GET", "HEAD") or b"after" not in query:
+        return False
+    after = dict(parse_qsl(query.decode("latin-1"))).get("after")
+    return after is not None and not is_ours(mark, after)
+
+
+def own_routes(policies: Policies, mark: Mark, table: Iterable[tuple[str, str, Serve]]) -> list[BaseRoute]:
+    """Returns routes for (method, path below the base URL, function), with and without `/v1`."""
+    return [
+        OwnRoute(policies, mark, prefix + path, serve, method)
+        for method, path, serve in table
+        for prefix in ("/v1", "")
+    ]
+
+
+def statuses_of(request: Request) -> list[str]:
+    """Returns the statuses of jobs that a list is asked for; none: all. Raises InvalidRequest."""
+    wanted = [one for one in request.query_params.get("status", "").split(",") if one]
+    known = [*JobState, *STATE_OF_STATUS]
+    if not set(wanted) <= set(known):
+        raise InvalidRequest(f"The parameter 'status' takes {', '.join(known)}, divided by commas.", param="status")
+    return wanted

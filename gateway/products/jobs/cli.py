@@ -30,7 +30,8 @@ from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.cli.operate import PIECE_BYTES, AdminRefused, GatewayAddress, lay_out, moment, safe, usd
 from gateway.cli.serve import log_to_stderr
 from gateway.core.errors import ConfigError
-from gateway.products.jobs.rules import JOBS, JobSettings
+from gateway.drivers.durability import JobSettings
+from gateway.products.jobs.rules import JOBS
 from gateway.workers.worker import running, serve
 
 TIMEOUT_S = 60.0

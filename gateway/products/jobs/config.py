@@ -20,9 +20,10 @@ from gateway.core.config.source import Document, Path, beside, did_you_mean, kin
 from gateway.core.config.state import SCHEMES, redis_at
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider
 from gateway.core.types import SharedState
+from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, KEEP_RUNS_S, Accept, JobSettings
 from gateway.products.batches.native.rules import has_batch_api, may_take
 from gateway.products.jobs.policies_config import read_jobs
-from gateway.products.jobs.rules import ACCEPTS_202, IN_REDIS, JOB_RULES, JOBS, Accept, JobRules, Jobs, JobSettings
+from gateway.products.jobs.rules import ACCEPTS_202, JOB_RULES, JOBS, JobRules, Jobs
 
 OFF: Final = "off"
 STATE: Final = "state"
@@ -82,7 +83,8 @@ class JobsSection(SectionSpec):
     model_fields = (of_model,)
 
     def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
-        return {JOBS: Jobs(sets=read_jobs(documents.get("jobs.yaml")))}
+        jobs = Jobs(sets=read_jobs(documents.get("jobs.yaml")))
+        return {JOBS: jobs, KEEP_RUNS_S: jobs.default.keep_runs_s}
 
     def read_key(self, reading: ConfigReading, path: Path, entry: KeyEntry) -> Settings:
         return {ACCEPTS_202: self.of_key.of(entry)}
@@ -113,6 +115,7 @@ class JobsSection(SectionSpec):
         is_named = self.of_file.of(reading.config) is not None
         settings = job_settings(reading, takes_files=is_named or reading.config.passthrough is None)
         reading.settings[JOBS] = replace(JOBS.of(reading), settings=settings)
+        reading.settings[JOB_SETTINGS] = settings
 
     def finish_model(self, reading: ConfigReading, entry: ModelEntry, model: Model) -> Settings:
         return {JOB_RULES: JOBS.of(reading).sets[self.of_model.of(entry)]}

@@ -30,13 +30,14 @@ from gateway.products.jobs.answers_http import (
     show_page,
     split_job,
     split_large_job,
+    statuses_of,
     stored_headers,
 )
 from gateway.products.jobs.calls import STRICT, MakeCall, StoredRequest
 from gateway.products.jobs.model import Job, JobQuery, NoResult
 from gateway.products.jobs.request import read_options
 from gateway.products.jobs.service import JobService
-from gateway.products.routes import ObjectRoute, caller_of, limit_of, statuses_of, tenant_of
+from gateway.products.routes import ObjectRoute, caller_of, limit_of, tenant_of
 from gateway.routes import json_response
 
 USUALLY_LISTED, MOST_LISTED = 20, 100

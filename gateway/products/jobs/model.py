@@ -1,9 +1,9 @@
 """A job as data: durable work that outlives the connection, and the process, by which it came.
 
-In this order: refusals; ids; jobs, claims and answers; the lines of a batch; and pages and files. Plain, immutable and
-JSON-able: stores keep it, the worker runs it, routes show it. Times are wall-clock seconds. A job's work is claimed in pieces:
-a `call` or `response` is one; a `batch` is checked, then run in chunks of lines, then put together; a `run` is one piece that
-comes again whenever one of its children has ended.
+In this order: refusals; ids; jobs, claims and answers; the lines of a batch; and files. Plain, immutable and JSON-able:
+stores keep it, the worker runs it, routes show it. Times are wall-clock seconds. A job's work is claimed in pieces: a `call` or
+`response` is one; a `batch` is checked, then run in chunks of lines, then put together; a `run` is one piece that comes again
+whenever one of its children has ended.
 """
 
 from __future__ import annotations
@@ -548,21 +548,7 @@ class ChunkResult(NamedTuple):
     errors_bytes: int
 
 
-# --- pages of lists, and files of the Files API ---
-
-
-def list_page(objects: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
-    """Returns a page of a list, of whatever has an id.
-
-    Source: https://platform.openai.com/docs/api-reference/files/list.
-    """
-    return {
-        "object": "list",
-        "data": list(objects),
-        "first_id": objects[0]["id"] if objects else None,
-        "last_id": objects[-1]["id"] if objects else None,
-        "has_more": has_more,
-    }
+# --- files of the Files API ---
 
 
 @dataclass(frozen=True, slots=True)

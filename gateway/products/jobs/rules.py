@@ -8,50 +8,11 @@ from typing import Final, Literal
 
 from gateway.core.balancing import Backoff, CostRule
 from gateway.core.snapshot import Setting
-from gateway.core.types import Lane, SharedState
+from gateway.core.types import Lane
+from gateway.drivers.durability import JobSettings
 from gateway.products.responses.rules import StoreMode
 
 _BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)
-
-Accept = Literal["fsync", "replicated", "fast"]
-"""What a Redis has to have done before a job counts as taken: written it to its disk, given it to a replica, or nothing more.
-"""
-IN_REDIS = "redis"
-"""The word in the place of a folder: blobs are in the Redis that has the jobs."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """Where jobs and their files are kept, and the bounds of both; read at start only."""
-
-    store: str = ""
-    """The absolute path of the SQLite file; empty: they are in `redis`, or this gateway takes none."""
-    redis: SharedState | None = None
-    """The Redis that has the jobs of all its gateways; None: they are in a file, or there are none."""
-    accept: Accept = "fsync"
-    files: str = ""
-    """The folder of blobs, an absolute path, or IN_REDIS."""
-    takes_files: bool = True
-    """Files and batches are ours; False: they go on to the provider of `passthrough`."""
-    works: bool = True
-    """This gateway runs jobs; False: it only takes them."""
-    max_file_bytes: int = 512 * 1024 * 1024
-    max_bytes: int = 50 * 1024**3
-    max_bytes_per_tenant: int = 20 * 1024**3
-    max_response_log_bytes: int = 16 * 1024 * 1024
-    """The bytes of the events of one response in the background; of a longer one the log goes."""
-    max_response_bytes_per_tenant: int = 1024**3
-    """The bytes of kept responses; those put first go early."""
-    max_run_bytes_per_tenant: int = 1024**3
-    """The bytes of runs with their steps; those touched least lately go early."""
-    min_free_bytes: int = 1024**3
-    max_open_jobs: int = 1_000_000
-    max_open_jobs_per_tenant: int = 100_000
-
-    @property
-    def is_on(self) -> bool:
-        """Returns whether this gateway has a store of jobs."""
-        return bool(self.store) or self.redis is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +178,7 @@ class JobRules:
 class Jobs:
     """All that a policy says of jobs."""
 
-    settings: JobSettings = JobSettings()
+    settings: JobSettings = field(default_factory=JobSettings)
     sets: Mapping[str, JobRules] = field(default_factory=lambda: {"default": JobRules()})
 
     @property

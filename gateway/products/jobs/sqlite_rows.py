@@ -1,15 +1,14 @@
 """The tables of the jobs file, and the work on it.
 
-In this order: jobs as rows; lists; and a look into a file that nobody has open. Small
-rows that are searched lie apart from bodies that are only fetched: a million payloads stay out of the way of a claim. What
-waits is found in partial indexes, each of which has the pieces of one state only.
+In this order: jobs as rows; lists; and the tables. Small rows that are searched lie apart from bodies that are only fetched: a
+million payloads stay out of the way of a claim. What waits is found in partial indexes, each of which has the pieces of one
+state only.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -266,27 +265,6 @@ def forget_ended(db: sqlite3.Connection, before: float, most: int, count: int = 
     if not gone or count == most:
         return count
     return Rest(lambda db: forget_ended(db, before, most, count))
-
-
-# --- a look into a jobs file that nobody has open, such as one whose gateway was killed ---
-
-
-def lines_with_results(path: str) -> frozenset[int]:
-    """Returns the numbers of the lines that have a result, of the one batch in the file. Raises sqlite3.Error.
-
-    It reads what the next gateway would read: the file with its log.
-    """
-    with closing(sqlite3.connect(path)) as db:
-        found = {line for (line,) in db.execute("SELECT line FROM lines")}
-        for chunk, per_chunk, total in db.execute("SELECT chunk, lines, total FROM chunks JOIN plans USING (job)"):
-            found.update(range(chunk * per_chunk, min((chunk + 1) * per_chunk, total)))
-    return frozenset(found)
-
-
-def kept_steps(path: str) -> frozenset[tuple[str, str]]:
-    """Returns the steps in the file whose answers are kept, each by its run and its name. Raises sqlite3.Error."""
-    with closing(sqlite3.connect(path)) as db:
-        return frozenset(db.execute("SELECT runs.run, steps.step FROM steps JOIN runs ON steps.run = runs.seq"))
 
 
 STATES: Final[tuple[PieceState, ...]] = ("ready", "later", "claimed", "withheld")

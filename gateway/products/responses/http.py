@@ -25,8 +25,8 @@ from gateway.core.render import new_request_id
 from gateway.core.snapshot import Policies
 from gateway.features.runs.step import PART, not_a_step
 from gateway.products.batches.input import bare_provider
-from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents
-from gateway.products.jobs.model import RESPONSE, Job, is_ours, list_page
+from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents, own_routes
+from gateway.products.jobs.model import RESPONSE, Job, is_ours
 from gateway.products.jobs.request import read_option_headers
 from gateway.products.jobs.rules import JOBS
 from gateway.products.responses.keeping import keeping_of
@@ -39,7 +39,7 @@ from gateway.products.responses.rules import (
     shown,
 )
 from gateway.products.responses.service import ForegroundResponses, ResponseService, body_of, refuse_unknown
-from gateway.products.routes import head_alone, limit_of, own_routes, tenant_of
+from gateway.products.routes import head_alone, limit_of, list_page, tenant_of
 
 COMMENT = b": nothing new"
 """The comment that is sent where there is nothing; `comment_end` ends it."""

@@ -18,8 +18,9 @@ import pytest
 from starlette.routing import Route
 
 from gateway.core.http.server import HttpServer
+from gateway.products.jobs.answers_http import OwnRoute
 from gateway.products.jobs.model import BATCH, FILE, JOB, RESPONSE, new_id
-from gateway.products.routes import ObjectRoute, OwnRoute
+from gateway.products.routes import ObjectRoute
 from gateway.routes import Front, PassThrough, Upgrade
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, NIGHTLY_KEY, WEB_KEY, Peer, config_of, connect

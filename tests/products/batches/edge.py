@@ -24,12 +24,13 @@ from gateway.core.http.server import HttpServer, bind
 from gateway.core.snapshot import Policies, PolicySnapshot, with_settings
 from gateway.core.types import Upstream
 from gateway.dialects.config import DialectLanguages
+from gateway.drivers.durability import JobSettings
 from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.finish import PartialFiles
 from gateway.products.batches.http import BatchRoutes, MergedLists
 from gateway.products.batches.service import BatchService, FileService
 from gateway.products.jobs.answers_http import EventReaders
-from gateway.products.jobs.rules import JOBS, Jobs, JobSettings
+from gateway.products.jobs.rules import JOBS, Jobs
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.worker import JobEngine

@@ -23,8 +23,9 @@ from gateway.products.batches.output import (
     unanswered_line,
 )
 from gateway.products.batches.service import file_object
-from gateway.products.jobs.model import Job, JobKind, JobState, Stage, StoredFile, Tally, list_page
+from gateway.products.jobs.model import Job, JobKind, JobState, Stage, StoredFile, Tally
 from gateway.products.jobs.transitions import counted
+from gateway.products.routes import list_page
 from tests.rows import rows
 
 WHO = LineIdentity(7, "batch_req_x000007", 'a "quoted"\nid ü')

@@ -12,9 +12,9 @@ from gateway.core.balancing import Backoff, CostRule
 from gateway.core.config.describe import describe
 from gateway.core.config.state import SCHEMES
 from gateway.core.types import SharedState
+from gateway.drivers.durability import IN_REDIS, JobSettings
 from gateway.products.jobs.config import FILE
 from gateway.products.jobs.rules import (
-    IN_REDIS,
     JOB_RULES,
     JOBS,
     BatchRules,
@@ -22,7 +22,6 @@ from gateway.products.jobs.rules import (
     DegradeRules,
     JobRules,
     Jobs,
-    JobSettings,
     NativeRules,
     SegmentRules,
 )

@@ -18,8 +18,9 @@ from gateway.core.config.product_sections import ConfigReading, EntryField, Sect
 from gateway.core.config.schema import Entry, KeyEntry, check
 from gateway.core.config.source import Document, Path, beside, did_you_mean
 from gateway.core.snapshot import Key, PolicySnapshot, with_settings
+from gateway.drivers.durability import JobSettings
 from gateway.products.jobs.request import WEBHOOK_SECRETS
-from gateway.products.jobs.rules import JOBS, JobRules, JobSettings
+from gateway.products.jobs.rules import JOBS, JobRules
 from gateway.products.jobs.webhooks.rules import (
     EVENTS,
     REQUESTED,
