@@ -18,7 +18,6 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -38,8 +37,7 @@ from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
-from gateway.core.call import CallProduct
-from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
+from gateway.core.clock import SteadyClock, SystemClock
 from gateway.core.config.describe import describe
 from gateway.core.config.fields import SQLITE, is_loopback
 from gateway.core.config.load import load_snapshot
@@ -63,7 +61,6 @@ from gateway.dialects.upstream import Languages
 from gateway.drivers.store import SharedStore, SharedStoreMetrics
 from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, JobSettings
 from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
-from gateway.drivers.outward import AddressGuard, open_outwards
 from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics
 from gateway.features.reuse.http import cache_routes
@@ -72,35 +69,15 @@ from gateway.features.runs.http import RunRoutes, workflow_routes
 from gateway.features.runs.metrics import RunCounter
 from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import DurableRuns, RunTable
+from gateway.features.runs.table import RunTable
+from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
 from gateway.installed import is_installed
 from gateway.own_products import OWN_PRODUCTS
 from gateway.process import container_bytes
-from gateway.products.batches.native.providers import HttpProviderBatches
-from gateway.products.jobs.admin import job_admin_routes
-from gateway.products.jobs.answers_http import EventReaders
-from gateway.products.jobs.call_maker import CallMaker
-from gateway.products.jobs.dead_letters.http import dead_letter_routes
-from gateway.products.jobs.metrics import JobMeter
-from gateway.products.jobs.model import Job, NewJob
-from gateway.products.jobs.respond_async import AsyncAnswers
-from gateway.products.jobs.store import (
-    JobStore,
-    copier_of,
-    has_jobs,
-    no_jobs,
-    open_blobs,
-    open_jobs,
-    open_redis_blobs,
-    open_redis_jobs,
-)
-from gateway.products.jobs.upkeep import CountedEnds
-from gateway.products.pipelines.http import PipelineAnswers
-from gateway.products.responses.http import ResponseEndpoint
-from gateway.products.responses.store import KeptBounds
-from gateway.products.work import JobWork, durable_routes
+from gateway.products.routes import absent_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS
 from gateway.settings import Settings
@@ -116,9 +93,9 @@ if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.service import ObjectMetrics
 if is_installed("gateway.features.semantic"):
     from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
-if is_installed("gateway.products.jobs.webhooks"):
-    from gateway.products.jobs.webhooks.http import webhook_routes
-    from gateway.products.jobs.webhooks.rules import WEBHOOK_SETTINGS, WEBHOOKS, deliveries_of
+if is_installed("gateway.products.jobs"):
+    from gateway.products.durable import DurableWork
+    from gateway.products.jobs.metrics import JobMeter
 if is_installed("gateway.products.realtime"):
     from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
     from gateway.products.realtime.service import RealtimeMetrics, RealtimeSessions
@@ -154,7 +131,7 @@ class ProductMeters:
         self.response_sockets = ResponseSocketMetrics() if is_installed("gateway.products.responses.socket") else None
         self.objects = ObjectMetrics() if is_installed("gateway.features.ownership") else None
         self.thinking = ThinkingMetrics()
-        self.jobs = JobMeter(telemetry.metrics)
+        self.jobs = JobMeter(telemetry.metrics) if is_installed("gateway.products.jobs") else None
         self.outputs = OutputMetrics()
         self.groups = GroupMetrics() if is_installed("gateway.features.grouping") else None
         self.runs = RunCounter()
@@ -168,11 +145,13 @@ class ProductMeters:
         if self.objects is not None:
             telemetry.register(self.objects)
         telemetry.register(self.thinking)
-        telemetry.register(self.jobs)
+        if self.jobs is not None:
+            telemetry.register(self.jobs)
         telemetry.register(self.outputs)
         if self.groups is not None:
             telemetry.register(self.groups)
-        telemetry.register(self.jobs.work)
+        if self.jobs is not None:
+            telemetry.register(self.jobs.work)
         telemetry.register(self.runs, self.runs.count)
         if self.degrade is not None:
             telemetry.register(self.degrade)
@@ -260,9 +239,9 @@ class Gateway:
             self._follow_news(self._shared)
         replays = self._products.replays
         self._cache_desk = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
-        self._make_call = CallMaker(self._policies, self._clock)
         self._overload = Shedding(container_bytes())
-        self._jobs = self._build_jobs()
+        self._durable = None if self._meters.jobs is None else self._build_durable(self._meters.jobs)
+        self._jobs = None if self._durable is None else self._durable.work
         self._keepalive = KeepAlive(self._admission.waiting.describe)
         self._telemetry.set_policy(first.version)
         self._reloading = Reloading(
@@ -290,7 +269,8 @@ class Gateway:
             tick_store=self._store.tick,
             pools=self._pools,
             servers=self._servers,
-            jobs=self._jobs,
+            tick_jobs=None if self._jobs is None else self._jobs.engine.tick,
+            is_working=lambda: self._jobs is not None and bool(self._jobs.engine.running),
             runs=self._runs,
             models=self._models,
             memory=self._languages.memory,
@@ -433,74 +413,20 @@ class Gateway:
             listeners = {"vector": on_vector, "purge": on_purge}
         FleetNews(self._clock, shared.news, self._admission, self._draw, listeners)
 
-    def _build_jobs(self) -> JobWork | None:
-        """Returns durable work over the pipeline; None: the config has none."""
-        policies, pipeline, admission, runs = self._policies, self._pipeline, self._admission, self._runs
-        steps = self._products.steps
-        settings = JOB_SETTINGS.of(policies.current)
-        if not settings.is_on:
-            return None
-        clock: Clock = self._kept_clock
-        if settings.redis is not None:
-            clock = SharedClock()
-            # loaded before any call is served: later it would keep the loop from the limits' Redis, which has 50 ms
-            import gateway.products.jobs.redis  # noqa: F401  # a gateway without it does not load it
-        add_run = partial(runs.add, is_durable=True)
-
-        has_webhooks = is_installed("gateway.products.jobs.webhooks")
-        leaving = WEBHOOK_SETTINGS.of(policies.current) if has_webhooks else None
-
-        def following(ended: Job) -> Sequence[NewJob]:
-            return deliveries_of(ended, WEBHOOKS.of(policies.current)) if has_webhooks else ()
-
-        async def last_users(grace_s: float) -> None:
-            await steps.drain(grace_s)
-            await runs.tick()  # what steps have cost is told to their runs
-
-        if settings.redis is not None and settings.files == IN_REDIS:
-            blobs = open_redis_blobs(settings.redis, settings.accept)
-        else:
-            blobs = open_blobs(settings.files, settings.min_free_bytes)
-        work = JobWork(
-            policies,
-            clock,
-            pipeline.handle,
-            self._make_call,
-            price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
-            open_store=partial(_open_store, settings, clock, CountedEnds(following, self._meters.jobs, add_run)),
-            # in a Redis others may have left some, and its time is to be known before one is taken here
-            has_jobs=lambda: settings.redis is not None or has_jobs(settings.store),
-            nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
-            blobs=blobs,
-            outwards=open_outwards(
-                AddressGuard(), *((leaving.egress_proxy, leaving.ca_file) if leaving else (None, None))
-            ),
-            meter=self._meters.jobs,
+    def _build_durable(self, meter: JobMeter) -> DurableWork:
+        """Returns durable work over the pipeline."""
+        return DurableWork(
+            *(self._policies, self._pipeline, self._runs, self._products.steps, meter),
+            kept_clock=self._kept_clock,
+            transport_of=self._pools.transport,
             may_begin=lambda: not self._overload.level,
-            is_holding=lambda: admission.queue.occupancy.calls > 0,
-            works=self._only_works
-            or settings.works,  # a process for work alone works, whatever the config says of gateways
-            waits=settings.redis is None,
-            native=(HttpProviderBatches(self._pools.transport), admission.budgets, admission.costs.usual_usd),
-            add_to_run=add_run,
-            write_behind=runs.write_behind,
-            last_users=last_users,
+            only_works=self._only_works,
         )
-        # Steps and their runs are kept in the store of jobs, whose work needs the pipeline: so they get the store only here.
-        steps.kept.open, steps.kept.write_behind = work.engine.store, runs.write_behind
-        runs.durable = DurableRuns(work.engine.store, work.engine.reader)
-        return work
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         """Binds the ports: that of calls, but for a process that takes none, and that of operators, where it is apart."""
-        meter, jobs = self._telemetry, self._jobs
-        accounts, readers = self._pipeline.accounts, EventReaders()
-        around: list[CallProduct] = [
-            PipelineAnswers(jobs.service if jobs else None, accounts, jobs.clock if jobs else self._clock)
-        ]
-        if jobs is not None:
-            around.append(AsyncAnswers(jobs.service, accounts, jobs.clock, self._meters.jobs))
-            around.append(ResponseEndpoint(accounts, jobs.responses, jobs.foreground, readers))
+        meter, durable = self._telemetry, self._durable
+        around = () if durable is None else durable.around()
         self._pipeline.install((*around, *self._products.in_order(), *self._own_products))
         edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
         health = health_routes(
@@ -508,15 +434,14 @@ class Gateway:
             self._shared.health if self._shared else lambda: None,
             self._kept_clock.wall,
             lambda: self._policies.current.emulated,
-            None if jobs is None else jobs.engine.health,
+            None if self._jobs is None else self._jobs.engine.health,
         )
         # Of callers: what they keep here (jobs, files, batches, responses, runs), and their WebSockets.
-        durable = [
-            *durable_routes(
-                *(self._policies, jobs, self._make_call, self._pipeline.handle),
-                readers,
-                Served(edge, OTHER),
-                edge.intake.read_counted,
+        routes = [
+            *(
+                absent_routes(self._policies)
+                if durable is None
+                else durable.routes(Served(edge, OTHER), edge.intake.read_counted)
             ),
             *RunRoutes(self._policies, self._runs, self._kept_clock).routes(),
         ]
@@ -538,7 +463,7 @@ class Gateway:
         port = policy.server.port if self._settings.port is None else self._settings.port
         listen = self._worker.listen if self._worker else listen_on
         beside = health if admin is not None else health + operations
-        calls = build_front(edge, self._policies, durable + beside, meter, sockets)
+        calls = build_front(edge, self._policies, routes + beside, meter, sockets)
         front = [] if self._only_works else [HttpServer(calls, listen(host, port), meter.refused)]
         if admin is None:
             return front
@@ -546,19 +471,16 @@ class Gateway:
 
     def _operations(self, edge: Edge, *, is_local: bool) -> list[BaseRoute]:
         """Returns the routes of operators; `is_local`: nobody of another machine can reach them."""
-        policies, jobs, sqlite = self._policies, self._jobs, self._opened.sqlite
+        policies, durable, sqlite = self._policies, self._durable, self._opened.sqlite
         ownership = self._products.ownership
         state_file = None
         if sqlite is not None:
             forget_copies(sqlite.path)  # a crash may have left some
             state_file = KeptFile(sqlite.path, sqlite.backup)
 
-        async def find_jobs_file() -> KeptFile | None:
-            """Returns the file of jobs that operators may copy; None: there is none. Raises JobsUnavailable."""
-            found = None if jobs is None else copier_of(await jobs.engine.reader())
-            return None if found is None else KeptFile(*found)
+        async def find_no_file() -> None:
+            """There are no jobs, so they have no file."""
 
-        clock: Clock = self._kept_clock if jobs is None else jobs.clock
         return [
             metrics_route(
                 self.registry,
@@ -575,19 +497,11 @@ class Gateway:
             ),
             *admin_routes(policies, {name: view for one in self._own_products for name, view in one.views().items()}),
             *cache_routes(policies, self._cache_desk, self._savings),
-            *backup_routes(policies, state_file, find_jobs_file),
+            *backup_routes(policies, state_file, find_no_file if durable is None else durable.find_file),
             *([] if ownership is None else object_routes(policies, ownership)),
-            *job_admin_routes(policies, jobs),
-            *self._webhook_routes(clock),
-            *dead_letter_routes(policies, jobs, clock),
+            *([] if durable is None else durable.admin_routes()),
             *workflow_routes(policies, self._runs),
         ]
-
-    def _webhook_routes(self, clock: Clock) -> list[BaseRoute]:
-        if not is_installed("gateway.products.jobs.webhooks"):
-            return []
-        work = None if self._jobs is None else self._jobs.webhooks
-        return webhook_routes(self._policies, None if work is None else work.admin, clock)
 
     # --- what changes while it runs ---
 
@@ -601,7 +515,7 @@ class Gateway:
 
     def _fill_gauges(self) -> None:
         """Sets the gauges of products, which are only looked at when somebody asks for metrics."""
-        meters, jobs = self._meters, self._jobs
+        meters = self._meters
         meters.caches.set_store(self._store.stats())
         if meters.realtime is not None and self._realtime is not None:
             meters.realtime.set_traffic(self._realtime.traffic())
@@ -610,11 +524,8 @@ class Gateway:
         objects = self._opened.objects
         if meters.objects is not None and objects is not None:
             meters.objects.set_objects(objects.entries, objects.lost)
-        if jobs is not None and jobs.engine.opened is not None:
-            meters.jobs.set_depth(jobs.engine.opened.depth(), jobs.clock.wall())
-            meters.jobs.set_native_parts(jobs.native_parts())
-            meters.jobs.set_early_runs(jobs.engine.opened.runs.early)
-            meters.jobs.set_early_responses(jobs.engine.opened.responses.early)
+        if self._durable is not None:
+            self._durable.fill_gauges()
         if self._shared is not None:
             meters.state.set_state(self._shared.health())
         meters.thinking.set_memory(self._languages.memory)
@@ -625,32 +536,6 @@ class Gateway:
             self._sharing.changed(is_up)
         if is_up and self._semantic is not None:
             self._semantic.reload()
-
-
-async def _open_store(settings: JobSettings, clock: Clock, following: CountedEnds) -> JobStore:
-    following.start()
-    in_all, per_tenant = settings.max_open_jobs, settings.max_open_jobs_per_tenant
-    of_kept = KeptBounds(
-        log_bytes=settings.max_response_log_bytes,
-        tenant_bytes=settings.max_response_bytes_per_tenant,
-        run_bytes=settings.max_run_bytes_per_tenant,
-    )
-    if settings.redis is None:
-        store = await asyncio.to_thread(
-            open_jobs, settings.store, clock.wall, in_all, per_tenant, following, of_kept, lambda: clock.ahead_s
-        )
-        forget_copies(settings.store)
-        return store
-    return await open_redis_jobs(
-        settings.redis,
-        replica=token_hex(8),
-        clock=clock if isinstance(clock, SharedClock) else None,
-        in_all=in_all,
-        per_tenant=per_tenant,
-        accept=settings.accept,
-        following=following,
-        kept_bounds=of_kept,
-    )
 
 
 def show_config(gateway: Gateway) -> dict[str, Any]:

@@ -13,17 +13,16 @@ from gateway.core.clock import SystemClock
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.telemetry import CallLog, Telemetry
-from gateway.drivers.durability import JOB_SETTINGS
 from gateway.drivers.opening import MemoryStore
 from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import RunTable
+from gateway.installed import is_installed
 from gateway.own_products import OWN_PRODUCTS
-from gateway.products.jobs.respond_async import AsyncAnswers, may_become_job
-from gateway.products.pipelines.compile import PIPELINE
-from gateway.products.pipelines.http import PipelineAnswers
-from gateway.products.responses.http import ResponseEndpoint
-from gateway.products.responses.keeping import keeping_of
 from gateway.stores import in_memory
+
+# Where it is not here, nothing of it is around calls.
+if is_installed("gateway.products.jobs"):
+    from gateway.products.durable import around_calls_of
 
 
 class _Unserved(CallFeature):
@@ -45,13 +44,7 @@ def products_around(policy: PolicySnapshot) -> tuple[CallProduct, ...]:
     pipeline = Pipeline(clock, meter, AttemptDeadlines(), Admission(clock, meter, policy, lambda: 0.5))
     runs = RunTable(clock, lambda: WORKFLOWS.of(policy))
     products = install_products(pipeline, in_memory(policy.store, clock.wall), runs=runs)
-    durable = [_Unserved(PipelineAnswers, lambda facts, _requested: PIPELINE in facts.model.settings)]
-    if JOB_SETTINGS.of(policy).is_on:
-        durable.append(_Unserved(AsyncAnswers, may_become_job))
-        durable.append(
-            _Unserved(
-                ResponseEndpoint,
-                lambda facts, _requested: keeping_of(facts.policy, facts.key, facts.model, facts.endpoint) is not None,
-            )
-        )
+    durable = []
+    if is_installed("gateway.products.jobs"):
+        durable = [_Unserved(product, takes_part) for product, takes_part in around_calls_of(policy)]
     return (*durable, *products.in_order(), *(product(pipeline) for product in OWN_PRODUCTS))

@@ -29,7 +29,6 @@ from gateway.drivers.durability import JOB_SETTINGS
 from gateway.features.runs.table import RunTable
 from gateway.installed import is_installed
 from gateway.process import find_trim, resident_bytes
-from gateway.products.work import JobWork
 from gateway.sections import SECTIONS
 
 if is_installed("gateway.products.realtime"):
@@ -145,8 +144,10 @@ class Housekeeping:
     """Lets the store forget some of what has expired."""
     pools: Pools
     servers: list[HttpServer]
-    jobs: JobWork | None
-    """Durable work, where this gateway takes any."""
+    tick_jobs: Callable[[], None] | None
+    """Lets durable work do what is due; None: this gateway takes none."""
+    is_working: Callable[[], bool]
+    """Whether pieces of durable work run here."""
     runs: RunTable
     models: ModelLists
     memory: ThoughtMemory
@@ -201,8 +202,8 @@ class Housekeeping:
         self.tick_store()
         self.memory.forget_old()
         self.models.tick(self.policies.current.providers.values())
-        if self.jobs is not None:
-            self.jobs.engine.tick()
+        if self.tick_jobs is not None:
+            self.tick_jobs()
         await self.runs.tick()
         self.telemetry.set_connections(self.pools.stats())
         await self.pools.close_retired(self.inflight.present())
@@ -222,9 +223,7 @@ class Housekeeping:
     async def _watch_load(self, now: float, lag_s: float) -> None:
         """Sheds load where there is too much, after freed memory is given back."""
         shedding, queue, bounds = self.shedding, self.admission.queue, self.policies.current.queue
-        is_at_rest = not (
-            self.inflight or queue.occupancy.calls or (self.jobs is not None and self.jobs.engine.running)
-        )
+        is_at_rest = not (self.inflight or queue.occupancy.calls or self.is_working())
         resident = resident_bytes()
         if self._give_back.look(now, resident, shedding.memory_limit(bounds), is_at_rest=is_at_rest):
             await asyncio.to_thread(self._give_back.run)

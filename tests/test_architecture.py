@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """By the first part of a module's name below `gateway`; a module may always import its own part. Of the core see `rails/`."""
 ONLY_IN = {
-    "starlette": r"admin|app|wiring|routes|products\.(routes|work|jobs\.admin)|core\.(http|intake)|emulator|.*\.(\w+_)?http",
+    "starlette": r"admin|app|routes|products\.(durable|routes|work|jobs\.admin)|core\.(http|intake)|emulator|.*\.(\w+_)?http",
     "uvicorn": r"core\.http|emulator|app",
     "httpx": r"core\.http\.client|credentials|demo|products\.(batches\.native\.providers|realtime\.upstream)"
     r"|drivers\.outward",

@@ -10,13 +10,17 @@ from typing import Final, NoReturn
 
 from gateway import __version__
 from gateway.admin.http import ACTIONS
-from gateway.cli.values import DEFAULT_URL, between, port_number
+from gateway.cli.values import DEFAULT_URL, Actions, between, port_number
 from gateway.core.config.admission import KINDS
 from gateway.features.runs.cli_arguments import add_runs, add_workflows
 from gateway.installed import is_installed
-from gateway.products.jobs.cli_arguments import Actions, add_batch, add_dead_letters, add_jobs, add_webhooks
-from gateway.products.pipelines.cli_arguments import add_pipelines
 from gateway.settings import MOST_WORKERS
+
+# The commands of a product that is not here are none.
+if is_installed("gateway.products.jobs"):
+    from gateway.products.jobs.cli_arguments import add_batch, add_dead_letters, add_jobs, add_webhooks
+if is_installed("gateway.products.pipelines"):
+    from gateway.products.pipelines.cli_arguments import add_pipelines
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,16 +63,17 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     _add_log(command)
     command.set_defaults(command="gateway.cli.serve:run_gateway")
 
-    command = commands.add_parser(
-        "work",
-        help="run jobs, and take no calls",
-        description="Run the jobs that gateways have taken into the Redis that they share, until SIGTERM or Ctrl-C. It takes no"
-        " calls: only health, metrics and admin are served, at admin.listen, or at server.host and server.port.",
-    )
-    _add_config(command)
-    _add_listen(command, "admin.listen or server.host", "that port")
-    _add_log(command)
-    command.set_defaults(command="gateway.products.jobs.cli:run_worker")
+    if is_installed("gateway.products.jobs"):
+        command = commands.add_parser(
+            "work",
+            help="run jobs, and take no calls",
+            description="Run the jobs that gateways have taken into the Redis that they share, until SIGTERM or Ctrl-C. It"
+            " takes no calls: only health, metrics and admin are served, at admin.listen, or at server.host and server.port.",
+        )
+        _add_config(command)
+        _add_listen(command, "admin.listen or server.host", "that port")
+        _add_log(command)
+        command.set_defaults(command="gateway.products.jobs.cli:run_worker")
 
     command = commands.add_parser("check", help="check a config: prints every problem at once")
     _add_config(command)
@@ -139,38 +144,14 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     if is_installed("gateway.features.ownership"):
         _add_objects(commands.add_parser("objects", help="whose the files, responses and the like at providers are"))
 
-    jobs = add_jobs(
-        commands.add_parser(
-            "jobs", help="a running gateway's durable jobs: list, show, cancel, pause, retry; back them up"
-        )
-    )
-    _add_backup(jobs, "jobs", "jobs.store")
-    for name, does in (("pause", "have jobs and batches stand still"), ("resume", "let them go on")):
-        action = jobs.add_parser(name, help=f"{does}, whosever they are")
-        action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
-        _add_admin(action)
-        action.set_defaults(command="gateway.cli.operate:flag_jobs", flag=name)
-    action = jobs.add_parser(
-        "retry",
-        help="try jobs again that failed for good, and the dead lines of batches",
-        description="Run jobs again that are dead letters, and lines of batches that are; each becomes a job of its own. What"
-        " failed by its own request is no dead letter: that has to be mended by who sent it, and sent again.",
-    )
-    action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
-    _add_admin(action)
-    action.set_defaults(command="gateway.cli.operate:retry_jobs")
-    add_dead_letters(
-        commands.add_parser("dlq", help="what has failed for good: look, run again, throw away"), _add_admin
-    )
-    if is_installed("gateway.products.jobs.webhooks"):
-        add_webhooks(
-            commands.add_parser("webhooks", help="who is told of the ends of jobs; tell again, test"), _add_admin
-        )
+    if is_installed("gateway.products.jobs"):
+        _add_jobs(commands)
     add_workflows(commands.add_parser("workflows", help="what runs come to, from attempts to use"), _add_admin)
     add_runs(commands.add_parser("runs", help="runs of workflows: list, show"), _add_admin)
-    add_batch(commands.add_parser("batch", help="run a file of requests as a batch, and fetch its answers"))
-
-    add_pipelines(commands.add_parser("pipelines", help="declared pipelines: check them, explain one"), _add_config)
+    if is_installed("gateway.products.batches"):
+        add_batch(commands.add_parser("batch", help="run a file of requests as a batch, and fetch its answers"))
+    if is_installed("gateway.products.pipelines"):
+        add_pipelines(commands.add_parser("pipelines", help="declared pipelines: check them, explain one"), _add_config)
 
     command = commands.add_parser(
         "demo",
@@ -319,6 +300,37 @@ def _add_cache(command: argparse.ArgumentParser) -> None:
     action.add_argument("--tenant", help="whose request it is (default: the only one of the config)")
     _add_admin(action)
     action.set_defaults(command="gateway.cli.operate:cache_why")
+
+
+def _add_jobs(commands: Actions[_Parser]) -> None:
+    """Adds the commands that ask for jobs, their dead letters, and webhooks."""
+    jobs = add_jobs(
+        commands.add_parser(
+            "jobs", help="a running gateway's durable jobs: list, show, cancel, pause, retry; back them up"
+        )
+    )
+    _add_backup(jobs, "jobs", "jobs.store")
+    for name, does in (("pause", "have jobs and batches stand still"), ("resume", "let them go on")):
+        action = jobs.add_parser(name, help=f"{does}, whosever they are")
+        action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
+        _add_admin(action)
+        action.set_defaults(command="gateway.cli.operate:flag_jobs", flag=name)
+    action = jobs.add_parser(
+        "retry",
+        help="try jobs again that failed for good, and the dead lines of batches",
+        description="Run jobs again that are dead letters, and lines of batches that are; each becomes a job of its own. What"
+        " failed by its own request is no dead letter: that has to be mended by who sent it, and sent again.",
+    )
+    action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
+    _add_admin(action)
+    action.set_defaults(command="gateway.cli.operate:retry_jobs")
+    add_dead_letters(
+        commands.add_parser("dlq", help="what has failed for good: look, run again, throw away"), _add_admin
+    )
+    if is_installed("gateway.products.jobs.webhooks"):
+        add_webhooks(
+            commands.add_parser("webhooks", help="who is told of the ends of jobs; tell again, test"), _add_admin
+        )
 
 
 def _add_state(command: argparse.ArgumentParser) -> None:

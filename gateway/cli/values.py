@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 """Where a gateway listens, if nothing else is said."""
+Actions = argparse._SubParsersAction  # the type that add_subparsers returns has no public name
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

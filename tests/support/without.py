@@ -68,7 +68,8 @@ def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 async def serve(folder: Path) -> None:
-    """Starts a gateway with a state file, makes a plain, a streamed and a retried call, and has a job run."""
+    """Starts a gateway with a state file, makes a plain, a streamed and a retried call, and has a job run; where none can, it
+    says so."""
     from httpx import AsyncClient  # once the package is blocked, as all below
 
     from gateway.app import Gateway
@@ -106,6 +107,12 @@ async def serve(folder: Path) -> None:
                 while status != "succeeded":
                     await asyncio.sleep(0.02)
                     status = (await client.get(url)).json()["status"]
+        else:
+            for absent in ("jobs", "batches", "files"):
+                refused = await client.get(f"/v1/{absent}")
+                assert (refused.status_code, refused.json()["error"]["code"]) == (404, "jobs_off"), refused.text
+            step = await client.post("/v1/chat/completions", json=ask, headers={"x-gateway-step": "a"})
+            assert step.status_code == 404, step.text
         metrics = await client.get("/metrics")
         assert metrics.status_code == 200, metrics.text
     await gateway.stop()

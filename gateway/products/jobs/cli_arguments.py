@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.cli.values import DEFAULT_URL, between, seconds
+from gateway.cli.values import DEFAULT_URL, Actions, between, seconds
 
 MOST_LISTED = 100
-Actions = argparse._SubParsersAction  # the type that add_subparsers returns has no public name
 
 
 def add_jobs(command: argparse.ArgumentParser) -> Actions[argparse.ArgumentParser]:

@@ -12,7 +12,7 @@ from gateway.core.balancing import Backoff, CostRule
 from gateway.core.config.describe import describe
 from gateway.core.config.state import SCHEMES
 from gateway.core.types import SharedState
-from gateway.drivers.durability import IN_REDIS, JobSettings
+from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, KEEP_RUNS_S, JobSettings
 from gateway.products.jobs.config import FILE
 from gateway.products.jobs.rules import (
     JOB_RULES,
@@ -63,6 +63,17 @@ def test_jobs_are_on_where_nothing_is_said(tmp_path: Path, monkeypatch: pytest.M
     assert jobs.is_on
     assert jobs.settings == JobSettings(store=f"{tmp_path}/{FILE}", files=f"{tmp_path}/{FILE}.files")
     assert [one.name for one in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_what_others_read_of_jobs_is_what_jobs_have(tmp_path: Path) -> None:
+    """Where jobs are kept, and for how long steps are: it is read without the rules of jobs."""
+    text = f"jobs: {{store: sqlite:///kept.db, work: false}}\n{with_policies(tmp_path, jobs='default: {keep: {runs: 3d}}')}"
+
+    snapshot = load_text(tmp_path, text)
+
+    assert JOB_SETTINGS.of(snapshot) == JOBS.of(snapshot).settings
+    assert JOB_SETTINGS.of(snapshot).store == f"{tmp_path}/kept.db"
+    assert KEEP_RUNS_S.of(snapshot) == JOBS.of(snapshot).default.keep_runs_s == 3 * 86_400
 
 
 def test_jobs_are_beside_the_state_file(tmp_path: Path) -> None:
