@@ -229,7 +229,9 @@ class Gateway:
             self._telemetry.register(product.metrics)
         self._realtime = None
         if is_installed("gateway.products.realtime"):
-            self._realtime = RealtimeSessions(self._pipeline, self._products.runs)
+            self._realtime = RealtimeSessions(
+                self._pipeline, None if self._products.runs is None else self._products.runs.let_in
+            )
         self._semantic: Semantic | None = None
         self._embedders = None
         if is_installed("gateway.features.semantic"):

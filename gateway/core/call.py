@@ -64,6 +64,8 @@ ALONE: Final[Slot[bool]] = Slot("alone")
 """True if the call is not to be put together with others into one request."""
 INVALID_ANSWER: Final[Slot[bool]] = Slot("invalid answer")
 """True if a feature has found the answer not to be what was asked for: its client may get it, and nothing is built on it."""
+NO_JOB: Final[Slot[Callable[[str, str], InvalidRequest]]] = Slot("no job")
+"""There if no job may take the place of the call: returns the error for what asks for one, and in which parameter."""
 
 
 class QueuePlace(Protocol):

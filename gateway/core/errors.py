@@ -187,6 +187,8 @@ class AdmissionDenied(GatewayError):
     status = 503
     should_retry: bool | None = True
     code = "admission_denied"
+    is_final: bool = False
+    """Whenever the call came again, it would be denied: durable work does not wait for better times."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, limit: str | None = None) -> None:
         super().__init__(message)

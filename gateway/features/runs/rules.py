@@ -43,12 +43,14 @@ class RunBudgetExceeded(AdmissionDenied):
     type = "rate_limit_error"
     should_retry: bool | None = False
     code = "run_budget_exceeded"
+    is_final = True
 
 
 class RunBudgetReserved(RunBudgetExceeded):
     """What is left of the run's money is reserved by its calls in flight; when they have ended, some of it may be left."""
 
     should_retry = True
+    is_final = False
 
 
 PER_USD = 1_000_000_000_000

@@ -21,6 +21,7 @@ from functools import partial
 
 from gateway.core.call import (
     INVALID_ANSWER,
+    NO_JOB,
     Call,
     CallFeature,
     Reply,
@@ -106,6 +107,7 @@ class StepCalls(CallFeature):
             raise not_a_step("a pipeline", "model")
         if part is not None:
             part.step, part.is_durable = step, True
+            NO_JOB.put(call, not_a_step)
         SENT_KEY.drop(call)  # the step says what is the same
 
     def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:

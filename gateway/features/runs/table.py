@@ -479,9 +479,7 @@ class RunBudget(CallFeature):
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to a call that its run has let in. Raises RunBudgetExceeded where the run has had enough."""
-        part = PART.find(call)
-        if part is not None and part.run and not self.lets_in(call, part):
-            await self.admit(call, part)
+        await self.let_in(call)
         return await next(call)
 
     def closed(self, record: CallRecord) -> Mapping[str, object] | None:
@@ -493,21 +491,17 @@ class RunBudget(CallFeature):
         fields = {"workflow": part.workflow, "run": part.run, "task": part.task}
         return {name: value for name, value in fields.items() if value}
 
-    def lets_in(self, call: Call, part: RunPart) -> bool:
-        """Lets a call into a run without a budget; returns whether it did: all others go through `admit`."""
-        if part.rules is not None and part.rules.has_budget:
-            return False
-        self.table.enter(call.tenant, part)
-        return True
-
-    async def admit(self, call: Call, part: RunPart) -> None:
-        """Lets a call into its run. Raises RunBudgetExceeded where that has had enough.
+    async def let_in(self, call: Call) -> None:
+        """Lets a call into its run, if it is a part of one. Raises RunBudgetExceeded where that has had enough.
 
         A run is only over its money by what one call is estimated to cost, however many are made side by side: each is
         let in only while what was spent, and what the others have reserved, is below it.
         """
+        part = PART.find(call)
+        if part is None or not part.run:
+            return
         rules = part.rules
-        if rules is None:
+        if rules is None or not rules.has_budget:
             self.table.enter(call.tenant, part)
             return
         _check(await self.table.known(call.tenant, part), part, rules)

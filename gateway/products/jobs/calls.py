@@ -35,7 +35,7 @@ from gateway.core.snapshot import Key, Provider
 from gateway.core.types import ErrorClass, Lane, Usage
 from gateway.dialects import shapes
 from gateway.features.reuse.keys import KeyInUse, KeyReused
-from gateway.features.runs.rules import RunBudgetExceeded, RunChange, RunWords
+from gateway.features.runs.rules import RunChange, RunWords
 from gateway.products.batches.native.formats import RemoteBatch
 from gateway.products.jobs.model import JobError, StoredAnswer
 from gateway.products.jobs.rules import JobRules
@@ -89,8 +89,8 @@ def verdict_of_error(error: GatewayError) -> WorkVerdict:
     """Returns what one of the gateway's own errors means for the work that met it."""
     if isinstance(error, ShuttingDown):
         return WorkVerdict(Outcome.INTERRUPTED)
-    if isinstance(error, RunBudgetExceeded) and not error.should_retry:
-        return WorkVerdict(Outcome.PERMANENT)  # its run has had enough, and gets no more
+    if isinstance(error, AdmissionDenied) and error.is_final:
+        return WorkVerdict(Outcome.PERMANENT)
     if isinstance(error, AdmissionDenied | DeadlineExceeded | KeyInUse):  # the key's answer is being made elsewhere
         delay_s = PUT_OFF_S if error.retry_after_s is None else error.retry_after_s
         return WorkVerdict(Outcome.PUT_OFF, min(max(delay_s, 0.1), LONGEST_PUT_OFF_S))

@@ -12,14 +12,13 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
+from gateway.core.call import NO_JOB, Call, CallFeature, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.ledger import Accounts
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.reuse.layers import IDEMPOTENT
 from gateway.features.reuse.outcome import SENT_KEY
-from gateway.features.runs.step import PART
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import DedupeConflict, Job, StoredAnswer
@@ -119,8 +118,7 @@ class AsyncAnswers(CallFeature):
     async def _in_place_of(self, call: Call, refusal: AdmissionDenied) -> Reply:
         """Takes a call that is refused as a job, and answers 202. Raises the refusal where that is not to be, or cannot."""
         rules, code = JOB_RULES.of(call.model).degrade, refusal.code or ""
-        part = PART.find(call)
-        if part is not None and part.step is not None:  # its answer is kept as a step's, or nowhere
+        if NO_JOB.find(call) is not None:
             raise refusal
         if not ACCEPTS_202.of(call.key) or call.lane not in rules.lanes or code not in rules.when:
             raise refusal

@@ -16,7 +16,6 @@ import orjson
 
 from gateway.drivers.sqlite import Rest
 from gateway.drivers.sqlite_file import FileKind
-from gateway.features.runs.sqlite_rows import MIGRATION as RUNS
 from gateway.products.jobs import transitions
 from gateway.products.jobs.model import (
     STATE_OF_STATUS,
@@ -428,6 +427,33 @@ _RESPONSES = (
     "CREATE INDEX removed_responses_over ON removed_responses (until)",
 )
 
+_RUNS = (
+    "CREATE TABLE runs (seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, run TEXT NOT NULL, "
+    "created REAL NOT NULL, touched REAL NOT NULL, bytes INTEGER NOT NULL, steps INTEGER NOT NULL, record BLOB NOT NULL, "
+    "UNIQUE (tenant, run))",
+    "CREATE INDEX runs_tenant ON runs (tenant)",
+    "CREATE INDEX runs_touched ON runs (touched)",
+    "CREATE INDEX runs_oldest ON runs (tenant, touched)",
+    "CREATE TABLE steps (seq INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, step TEXT NOT NULL, "
+    "until REAL NOT NULL, bytes INTEGER NOT NULL, about BLOB NOT NULL, UNIQUE (run, step))",
+    "CREATE INDEX steps_run ON steps (run)",
+    "CREATE TABLE step_bodies (seq INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "CREATE TABLE run_bytes (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
+    # A step's bytes are counted in its run, a run's for its tenant; what goes takes with it what it had.
+    "CREATE TRIGGER runs_in AFTER INSERT ON runs BEGIN INSERT INTO run_bytes VALUES (NEW.tenant, NEW.bytes) "
+    "ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes; END",
+    "CREATE TRIGGER runs_on AFTER UPDATE OF bytes ON runs BEGIN "
+    "UPDATE run_bytes SET bytes = bytes + NEW.bytes - OLD.bytes WHERE tenant = NEW.tenant; END",
+    "CREATE TRIGGER runs_out AFTER DELETE ON runs BEGIN "
+    "UPDATE run_bytes SET bytes = bytes - OLD.bytes WHERE tenant = OLD.tenant; "
+    "DELETE FROM run_bytes WHERE tenant = OLD.tenant AND bytes <= 0; "
+    "DELETE FROM steps WHERE run = OLD.seq; END",
+    "CREATE TRIGGER steps_in AFTER INSERT ON steps BEGIN "
+    "UPDATE runs SET bytes = bytes + NEW.bytes, steps = steps + 1 WHERE seq = NEW.run; END",
+    "CREATE TRIGGER steps_out AFTER DELETE ON steps BEGIN DELETE FROM step_bodies WHERE seq = OLD.seq; "
+    "UPDATE runs SET bytes = bytes - OLD.bytes, steps = steps - 1 WHERE seq = OLD.run; END",
+)
+
 _PARENTS = (
     "ALTER TABLE jobs ADD COLUMN parent TEXT NOT NULL DEFAULT ''",
     "CREATE INDEX jobs_parent ON jobs (parent) WHERE parent != ''",
@@ -463,7 +489,7 @@ JOBS_FILE = FileKind(
     name="jobs file",
     setting="`jobs.store`",
     application_id=APPLICATION_ID,
-    migrations=(_FIRST, _DEAD_LETTERS, _TOTALS, _RESPONSES, RUNS, _PARENTS),
+    migrations=(_FIRST, _DEAD_LETTERS, _TOTALS, _RESPONSES, _RUNS, _PARENTS),
     when_damaged="Put a backup in its place (`gateway jobs backup FILE` makes one), without the -wal file beside it, or try "
     "`sqlite3 FILE .recover`. Moved away, with the -wal file, it is replaced by an empty one: then the jobs in it are lost, "
     "with their answers.",

@@ -7,7 +7,7 @@ its code, and the call's account is closed exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.core.call import Call, ErrorAnswer, Opened, Reply, Stream
 from gateway.core.health.target_health import CLIENT_GONE
@@ -21,8 +21,6 @@ from gateway.core.relay import RawRelay
 from gateway.core.retry import Attempt
 from gateway.core.snapshot import PolicySnapshot, upstream_model
 from gateway.core.types import ErrorClass, Socket, Usage
-from gateway.features.runs.step import PART
-from gateway.features.runs.table import RunBudget
 from gateway.products.realtime.rules import error_event, is_read, output_in, read_event, usage_of_response
 
 # --- signs of life: a peer is asked where it is silent, given up where it takes nothing ---
@@ -337,8 +335,8 @@ class RealtimeSessions:
         "present",
     )
 
-    def __init__(self, pipeline: Pipeline, fuse: RunBudget | None = None) -> None:
-        """`fuse` holds up calls of runs that have spent enough; None: there is none."""
+    def __init__(self, pipeline: Pipeline, fuse: Callable[[Call], Awaitable[None]] | None = None) -> None:
+        """`fuse` raises GatewayError for calls of runs that have spent enough; None: there is none."""
         self._clock = pipeline.clock
         self._accounts = pipeline.accounts
         self._attempts = pipeline.attempts
@@ -356,9 +354,8 @@ class RealtimeSessions:
         """
         self._accounts.opened()
         with self._accounts.closing(call):
-            part = PART.find(call)
-            if part is not None and part.run and self._fuse is not None and not self._fuse.lets_in(call, part):
-                await self._fuse.admit(call, part)
+            if self._fuse is not None:
+                await self._fuse(call)
             opened = await self._attempts.open(call)
         socket = _socket_of(opened)
         headers = self._returned.keep(opened.headers)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
+from gateway.core.call import NO_JOB, Call, CallFeature, Reply, RouteFacts, Serve, Slot
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import EVENT_STREAM
@@ -23,7 +23,6 @@ from gateway.core.ledger import Accounts
 from gateway.core.openai.sse import comment_end
 from gateway.core.render import new_request_id
 from gateway.core.snapshot import Policies
-from gateway.features.runs.step import PART, not_a_step
 from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents, own_routes
 from gateway.products.jobs.model import RESPONSE, Job, is_ours
@@ -106,9 +105,9 @@ class ResponseEndpoint(CallFeature):
                 "Nothing of this key's responses is kept, and one in the background has to be; send it without 'background'.",
                 param="background",
             )
-        part = PART.find(call)
-        if part is not None and part.step is not None:
-            raise not_a_step("'background'", "background")
+        no_job = NO_JOB.find(call)
+        if no_job is not None:
+            raise no_job("'background'", "background")
         if wanted.previous_id and not is_ours(RESPONSE, wanted.previous_id):
             refuse_unknown(call, keeping, wanted.previous_id)
         options = read_option_headers(headers, 0.0)

@@ -587,7 +587,7 @@ def test_a_run_that_is_forgotten_under_way_begins_with_nothing_reserved() -> Non
 
     async def story() -> None:
         call = bench.call(part=part_in(rules), max_tokens=10)
-        await RunBudget(table, bench.admission.costs).admit(call, its_part(call))
+        await RunBudget(table, bench.admission.costs).let_in(call)
         assert await table.forget("web", "r")
         table.settled(call, "ok", CALL_USD, 0.0)
         live = table._cache.find(("web", "r"))
