@@ -70,6 +70,7 @@ from gateway.features.runs.metrics import RunCounter
 from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import DurableRuns, RunTable
 from gateway.features.runs.table import RunTable
+from gateway.features.runs.table import DurableRuns, RunsOfWork, RunTable
 from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
@@ -207,6 +208,7 @@ class Gateway:
         self._runs = RunTable(
             self._kept_clock, lambda: WORKFLOWS.of(self._policies.current), self._meters.runs, self._opened.runs
         )
+        self._work_runs = RunsOfWork(self._runs)
         self._pipeline = Pipeline(
             self._clock,
             self._telemetry,
@@ -419,6 +421,7 @@ class Gateway:
         """Returns durable work over the pipeline."""
         return DurableWork(
             *(self._policies, self._pipeline, self._runs, self._products.steps, meter),
+            runs_of_work=self._work_runs,
             kept_clock=self._kept_clock,
             transport_of=self._pools.transport,
             may_begin=lambda: not self._overload.level,

@@ -22,7 +22,7 @@ from gateway.core.snapshot import Policies, PolicySnapshot, Provider
 from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, JobSettings
 from gateway.drivers.outward import AddressGuard, open_outwards
 from gateway.features.runs.steps import StepCalls
-from gateway.features.runs.table import DurableRuns, RunTable
+from gateway.features.runs.table import DurableRuns, RunsOfWork, RunTable
 from gateway.installed import is_installed
 from gateway.products.jobs.admin import job_admin_routes
 from gateway.products.jobs.answers_http import EventReaders
@@ -76,6 +76,7 @@ class DurableWork:
         steps: StepCalls,
         meter: JobMeter,
         *,
+        runs_of_work: RunsOfWork,
         kept_clock: Clock,
         transport_of: Callable[[Provider], httpx.AsyncBaseTransport],
         may_begin: Callable[[], bool],
@@ -88,12 +89,13 @@ class DurableWork:
         self._policies = policies
         self._pipeline = pipeline
         self._runs = runs
+        self._runs_of_work = runs_of_work
         self._steps = steps
         self._meter = meter
         self._kept_clock = kept_clock
         self._may_begin = may_begin
         self._only_works = only_works
-        self._make_call = CallMaker(policies, pipeline.clock)
+        self._make_call = CallMaker(policies, pipeline.clock, runs_of_work)
         self._readers = EventReaders()
         settings = JOB_SETTINGS.of(policies.current)
         self.work = self._build(settings, transport_of) if settings.is_on else None
@@ -106,8 +108,6 @@ class DurableWork:
             clock = SharedClock()
             # loaded before any call is served: later it would keep the loop from the limits' Redis, which has 50 ms
             import gateway.products.jobs.redis  # noqa: F401  # a gateway without it does not load it
-        add_run = partial(runs.add, is_durable=True)
-
         has_webhooks = is_installed("gateway.products.jobs.webhooks")
         leaving = WEBHOOK_SETTINGS.of(policies.current) if has_webhooks else None
 
@@ -128,7 +128,7 @@ class DurableWork:
             self._pipeline.handle,
             self._make_call,
             price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
-            open_store=partial(_open_store, settings, clock, CountedEnds(following, self._meter, add_run)),
+            open_store=partial(_open_store, settings, clock, CountedEnds(following, self._meter, self._runs_of_work)),
             # in a Redis others may have left some, and its time is to be known before one is taken here
             has_jobs=lambda: settings.redis is not None or has_jobs(settings.store),
             nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
@@ -144,8 +144,7 @@ class DurableWork:
             native=(HttpProviderBatches(transport_of), admission.budgets, admission.costs.usual_usd)
             if is_installed("gateway.products.batches")
             else None,
-            add_to_run=add_run,
-            write_behind=runs.write_behind,
+            runs=self._runs_of_work,
             last_users=last_users,
         )
         # Steps and their runs are kept in the store of jobs, whose work needs the pipeline: so they get the store only here.

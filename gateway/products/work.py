@@ -15,6 +15,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.snapshot import Policies
 from gateway.drivers.outward import Outward
 from gateway.features.runs.step import WriteBehindSum
+from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.installed import is_installed
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.files_http import FileRoutes
@@ -25,13 +26,11 @@ from gateway.products.batches.output import MODELS
 from gateway.products.batches.service import BatchService, FileService
 from gateway.products.jobs.answers_http import EventReaders
 from gateway.products.jobs.calls import (
-    AddToRun,
     CallServer,
     MakeCall,
     NativeAccounts,
     ProviderBatches,
     ServeCall,
-    add_to_no_run,
 )
 from gateway.products.jobs.dead_letters.redrive import RedriveFactory
 from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries, RedriveJobs
@@ -82,8 +81,7 @@ class JobWork:
         works: bool = True,
         waits: bool = True,
         native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
-        add_to_run: AddToRun = add_to_no_run,
-        write_behind: WriteBehindSum | None = None,
+        runs: RunPort = NO_RUNS,
         last_users: LastUsers | None = None,
     ) -> None:
         """`serve` is the pipeline's `handle`, `may_begin` the worker's, `is_holding` the delay queue's; `open_store`,
@@ -91,12 +89,11 @@ class JobWork:
         all others.
 
         `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
-        what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `add_to_run` gets what
-        becomes of runs of pipelines; what calls of runs came to is written by `write_behind`.
+        what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `runs` are those
+        that calls are parts of; they get what becomes of runs of pipelines.
         """
-        self._write_behind = write_behind
+        self.runs = runs
         self._native = native
-        self._add_to_run = add_to_run
         self._may_begin = may_begin
         self._policies = policies
         self.clock = clock
@@ -114,7 +111,7 @@ class JobWork:
         """None: it is not installed."""
         if is_installed("gateway.products.jobs.webhooks"):
             self.webhooks = WebhookWork(policies, clock, engine.reader, outwards, self._random.random)
-        self.service = JobService(engine, clock, rules, price_of, draw)
+        self.service = JobService(engine, clock, rules, price_of, draw, runs)
         self.files = FileService(engine, blobs, clock, lambda: JOBS.of(policies.current), draw)
         self.partial = PartialFiles(engine.reader, blobs)
         self._buffers = EventBuffers()
@@ -170,7 +167,7 @@ class JobWork:
         parts = self._parts = self._make_parts(store, chunks)
         changed = self.service.watchers.changed
         steps = RunChildren(blobs, rules_of, self._usd_of)
-        runs = PipelineRuns(store, RunReader(store, blobs), steps, clock, self._count_of, changed, self._add_to_run)
+        runs = PipelineRuns(store, RunReader(store, blobs), steps, clock, self._count_of, changed, self.runs)
         forgetting = ResponseMaintenance(store, clock)
         responses = ResponseJobs(
             store, self._response_server, clock, rules_of, draw, self._buffers, forgetting.ended, suspects
@@ -220,7 +217,7 @@ class JobWork:
 
     def _write(self, job: Job, write: Write) -> Awaitable[WriteResult]:
         run = run_of(job)
-        return write() if not run or self._write_behind is None else self._write_behind(job.tenant, run, write)
+        return self.runs.write_behind(job.tenant, run, write) if run else write()
 
     def _make_parts(self, store: JobStore, chunks: ChunkRunner) -> NativeParts | None:
         if self._native is None:
@@ -229,7 +226,7 @@ class JobWork:
         blobs, clock, rules_of = self._blobs, self.clock, self.rules_of
         charges = PartCharges(blobs, accounts, self._make_call, price_of, rules_of, clock)
         return NativeParts(
-            *(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run, self._add_to_run)
+            *(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run, self.runs)
         )
 
     def _count_of(self, model: str) -> Count:
@@ -261,7 +258,7 @@ def durable_routes(
     """
     if work is None:
         return absent_routes(policies)
-    routes = JobRoutes(policies, work.service, make_call, work.clock, readers, read_body).routes()
+    routes = JobRoutes(policies, work.service, make_call, work.clock, readers, read_body, work.runs).routes()
     routes += ResponseRoutes(policies, work.responses, readers).routes()
     if JOBS.of(policies.current).settings.takes_files:
         lists = MergedLists(policies, work.clock, serve)

@@ -18,6 +18,8 @@ import orjson
 
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.snapshot import Setting
+from gateway.core.types import ErrorClass
+from gateway.features.run_port import RunEnd, ServedLines
 
 # --- refusals: runs that cannot be read, and calls of runs that have had enough ---
 
@@ -232,6 +234,25 @@ def label_change(
     )
 
 
+def end_change(end: RunEnd) -> RunChange:
+    """Returns what the end of a run of a pipeline adds to it."""
+    return label_change(end.at, workflow=end.workflow, outcome=end.outcome)
+
+
+def lines_change(lines: ServedLines) -> RunChange:
+    """Returns what lines that another has served add to the run of their batch."""
+    at_ms, number = round(lines.at * 1000), len(lines.costs_usd)
+    total = TaskSum(
+        *(number, lines.failed, number, lines.failed),
+        cost=sum(map(units, lines.costs_usd)),
+        input_tokens=lines.input_tokens,
+        output_tokens=lines.output_tokens,
+        last=TaskWord(at_ms, lines.is_last_ok, "" if lines.is_last_ok else ErrorClass.UNKNOWN),
+    )
+    workflow = LastWrite(at_ms, lines.words.workflow) if lines.words.workflow else None
+    return RunChange(at_ms, at_ms, {lines.words.task: total}, workflow)
+
+
 def newer_than(known: LastWrite[T] | None, write: LastWrite[T] | None) -> LastWrite[T] | None:
     """Returns a word as said later than the one that is known; the same again is no later word."""
     if write is None or known is None or write.at_ms > known.at_ms or write.word == known.word:
@@ -405,14 +426,6 @@ WORKFLOWS: Final[Setting[Workflows]] = Setting("workflows", {})
 """The workflows that are declared, by name."""
 KEY_WORKFLOW: Final[Setting[str]] = Setting("workflow", "")
 """The workflow that all calls of a key are a part of, whatever they say; empty: as they say."""
-
-
-class RunWords(NamedTuple):
-    """What a call has said; empty: nothing."""
-
-    workflow: str = ""
-    run: str = ""
-    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -17,6 +17,7 @@ from gateway.core.errors import CallerFault, GatewayError, InvalidRequest
 from gateway.core.snapshot import Key, Request
 from gateway.core.types import RawHeaders, Usage
 from gateway.features.reuse.keys import digest, fingerprint, owner_of
+from gateway.features.run_port import RunWords
 from gateway.features.runs.rules import (
     CALLER_OUTCOMES,
     KEY_WORKFLOW,
@@ -25,8 +26,8 @@ from gateway.features.runs.rules import (
     RunOutcome,
     RunPart,
     RunRecord,
-    RunWords,
     StepRequest,
+    WorkflowRules,
     Workflows,
     begun,
     merged,
@@ -90,6 +91,21 @@ def part_of(words: RunWords, workflows: Workflows, fixed: str = "") -> RunPart |
     rules = workflows.get(workflow)
     labels = OTHERS if rules is None else rules.labels.get(words.task) or (workflow, OTHER)
     return RunPart(workflow, words.run, words.task, labels, rules)
+
+
+def part_of_step(words: RunWords, workflows: Workflows, usd_per_run: float | None) -> RunPart:
+    """Returns the part of its run that the call for a step of a pipeline is, whose run may cost at most `usd_per_run`.
+
+    The pipeline is a workflow, and may be declared as one. What has begun of a run is paid for: its calls are let in while it
+    has cost less than it may, and reserve nothing.
+    """
+    declared = workflows.get(words.workflow)
+    rules = WorkflowRules(words.workflow) if declared is None else declared
+    bounds = [one for one in (rules.usd_per_run, usd_per_run) if one is not None]
+    if bounds:
+        rules = replace(rules, usd_per_run=min(bounds), reserves=False)
+    labels = OTHERS if declared is None else declared.labels.get(words.task) or (words.workflow, OTHER)
+    return RunPart(words.workflow, words.run, words.task, labels, rules)
 
 
 def outcome_in(index: Mapping[bytes, bytes], part: RunPart | None) -> str:

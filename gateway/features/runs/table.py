@@ -23,6 +23,7 @@ from gateway.core.clock import Clock
 from gateway.core.ledger import CostEstimates
 from gateway.core.request_fields import METADATA
 from gateway.drivers.durability import JobsUnavailable
+from gateway.features.run_port import RunEnd, RunPort, RunWords, ServedLines
 from gateway.features.runs.cache import MOST_RUNS, ActiveRun, LostRuns, NoMeter, RunCache, RunKey, RunMeter, RunRank
 from gateway.features.runs.rules import (
     IDLE_S,
@@ -40,6 +41,8 @@ from gateway.features.runs.rules import (
     WorkflowRules,
     Workflows,
     count_once,
+    end_change,
+    lines_change,
     merged,
     outcome_of,
     units,
@@ -56,6 +59,9 @@ from gateway.features.runs.step import (
     StepAbout,
     changed,
     nobody_waits,
+    part_of,
+    part_of_step,
+    run_words,
     without_own_baggage,
 )
 from gateway.features.runs.store import RunStore
@@ -436,6 +442,43 @@ async def last_runs(
 
 def summed(one: RunRecord | None, other: RunRecord | None) -> RunRecord | None:
     return one or other if one is None or other is None else merged(one, other.so_far)
+
+
+# --- runs as durable work has them ---
+
+
+class RunsOfWork(RunPort):
+    """Implements `RunPort` with the runs of a process: what durable work adds is kept where it is."""
+
+    def __init__(self, table: RunTable) -> None:
+        self._table = table
+
+    def read_words(self, headers: Mapping[bytes, bytes]) -> RunWords:
+        return run_words(headers)
+
+    def words_of(self, call: Call) -> RunWords | None:
+        part = PART.find(call)
+        return None if part is None else RunWords(part.workflow, part.run, part.task)
+
+    def join(self, call: Call, words: RunWords, lost_tries: int) -> None:
+        part = part_of(words, WORKFLOWS.of(call.policy), KEY_WORKFLOW.of(call.key))
+        if part is not None:
+            part.lost_tries, part.is_durable = lost_tries, True
+            PART.put(call, part)
+
+    def join_as_step(self, call: Call, words: RunWords, usd_per_run: float | None, lost_tries: int) -> None:
+        part = part_of_step(words, WORKFLOWS.of(call.policy), usd_per_run)
+        part.lost_tries, part.is_durable = lost_tries, True
+        PART.put(call, part)
+
+    def run_ended(self, tenant: str, run: str, end: RunEnd) -> None:
+        self._table.add(tenant, run, end_change(end), is_durable=True)
+
+    def lines_served(self, tenant: str, run: str, lines: ServedLines) -> None:
+        self._table.add(tenant, run, lines_change(lines), is_durable=True)
+
+    def write_behind(self, tenant: str, run: str, write: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        return self._table.write_behind(tenant, run, write)
 
 
 # --- the budget of runs ---

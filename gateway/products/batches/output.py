@@ -20,8 +20,8 @@ import orjson
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import find_fields, insert_field, mended_json
 from gateway.core.openai.usage import MOST_TOKENS
-from gateway.core.types import ErrorClass, Usage
-from gateway.features.runs.rules import LastWrite, RunChange, RunWords, TaskSum, TaskWord, units
+from gateway.core.types import Usage
+from gateway.features.run_port import RunWords, ServedLines
 from gateway.products.jobs.calls import JSON, StoredRequest, with_version
 from gateway.products.jobs.model import ChunkPlan, Job, JobState, LineResult, Stage, Tally
 from gateway.products.jobs.request import RUN_WORDS, read_metadata
@@ -378,18 +378,15 @@ def request_of(job: Job, rules: JobRules, now: float, id: str, body: bytes, pars
     )
 
 
-def sum_of_lines(job: Job, results: Sequence[LineResult], now: float) -> RunChange:
-    """Returns what lines that another has served add to the run of their batch at `now`, in wall-clock seconds."""
-    step, words, at_ms = step_of(job), RunWords(*job.about.get(RUN_WORDS, ())), round(now * 1000)
-    failed = sum(result.is_failed for result in results)
-    is_ok = not results[-1].is_failed
-    total = TaskSum(
-        *(len(results), failed, len(results), failed),
-        cost=sum(units(result.cost_usd) for result in results),
-        input_tokens=sum(result.input_tokens for result in results),
-        output_tokens=sum(result.output_tokens for result in results),
-        last=TaskWord(at_ms, is_ok, "" if is_ok else ErrorClass.UNKNOWN),
+def served_lines(job: Job, results: Sequence[LineResult], now: float) -> ServedLines:
+    """Returns what lines that another has served came to, for the run of their batch, at `now`, in wall-clock seconds."""
+    step = step_of(job)
+    return ServedLines(
+        now,
+        RunWords(*job.about.get(RUN_WORDS, ())) if step is None else step.words,
+        [result.cost_usd for result in results],
+        sum(result.is_failed for result in results),
+        not results[-1].is_failed,
+        sum(result.input_tokens for result in results),
+        sum(result.output_tokens for result in results),
     )
-    workflow = words.workflow if step is None else step.workflow
-    task = words.task if step is None else step.step
-    return RunChange(at_ms, at_ms, {task: total}, LastWrite(at_ms, workflow) if workflow else None)

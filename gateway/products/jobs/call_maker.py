@@ -22,11 +22,10 @@ from gateway.dialects.endpoints import WORK
 from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.output.service import set_rule
 from gateway.features.reuse.outcome import SENT_KEY
-from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
-from gateway.features.runs.step import PART, part_of
+from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.installed import is_installed
 from gateway.products.jobs.calls import STRICT, StoredRequest
-from gateway.products.pipelines.http import StepRules, part_of_step
+from gateway.products.pipelines.http import StepRules
 
 HAS_GROUPS: Final = is_installed("gateway.features.grouping")
 if HAS_GROUPS:
@@ -48,9 +47,11 @@ def endpoint_of(path: str) -> Endpoint:
 class CallMaker:
     """Implements `gateway.products.jobs.calls.MakeCall`."""
 
-    def __init__(self, policies: Policies, clock: Clock) -> None:
+    def __init__(self, policies: Policies, clock: Clock, runs: RunPort = NO_RUNS) -> None:
+        """`runs` are joined by the calls that are parts of them."""
         self._policies = policies
         self._clock = clock
+        self._runs = runs
         self._plans = RoutePlans(policies.current)
         self._large_bodies = LargeBodies()
         self._steps = StepRules()
@@ -66,15 +67,6 @@ class CallMaker:
         if plan.is_restricted:
             refuse_other_readings(key, endpoint, peeked.parsed or (), request.body, dict(request.headers))
         now = self._clock.monotonic()
-        step = request.step
-        part = (
-            part_of(request.part, WORKFLOWS.of(policy), KEY_WORKFLOW.of(key))
-            if step is None
-            else part_of_step(policy, step)
-        )
-        if part is not None:
-            part.lost_tries = request.lost_tries
-            part.is_durable = True  # as its job is
         model, headers = plan.model, list(request.headers)
         if STRICT[0] in (index := dict(headers)):
             model = request_fields.strictly(model, index)
@@ -107,8 +99,11 @@ class CallMaker:
         rule = self._own_rule(request, plan)
         if rule is not None:
             set_rule(call, rule)
-        if part is not None:
-            PART.put(call, part)
+        step = request.step
+        if step is None:
+            self._runs.join(call, request.part, request.lost_tries)
+        else:
+            self._runs.join_as_step(call, step.words, step.usd_per_run, request.lost_tries)
         if request.group_most and HAS_GROUPS:
             GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, request.group_most))
         if request.idempotency_key is not None:

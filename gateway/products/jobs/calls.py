@@ -35,7 +35,7 @@ from gateway.core.snapshot import Key, Provider
 from gateway.core.types import ErrorClass, Lane, Usage
 from gateway.dialects import shapes
 from gateway.features.reuse.keys import KeyInUse, KeyReused
-from gateway.features.runs.rules import RunChange, RunWords
+from gateway.features.run_port import RunWords
 from gateway.products.batches.native.formats import RemoteBatch
 from gateway.products.jobs.model import JobError, StoredAnswer
 from gateway.products.jobs.rules import JobRules
@@ -122,14 +122,6 @@ def attempts_allowed(rules: JobRules, cost_usd: float | None) -> int:
     return attempts_by_cost(rules.by_cost, cost_usd, rules.attempts)
 
 
-AddToRun = Callable[[str, str, RunChange], None]
-"""Hears of a run: its tenant, its id, and what is to be added to it."""
-
-
-def add_to_no_run(_tenant: str, _run: str, _change: RunChange) -> None:
-    """Counts nothing."""
-
-
 # --- ports: calls made of stored requests, and providers' Batch APIs ---
 
 STRICT = b"x-gateway-strict", b"true"
@@ -186,6 +178,11 @@ class StepOfRun(NamedTuple):
     usd_per_run: float | None
     output: Mapping[str, Any] | None
     """The rule for its answer, as in the pipeline's source; None: whatever its model's policy says."""
+
+    @property
+    def words(self) -> RunWords:
+        """Returns the part of its run that it is."""
+        return RunWords(self.workflow, self.run, self.step)
 
 
 class MakeCall(Protocol):

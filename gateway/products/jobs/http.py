@@ -20,7 +20,7 @@ from gateway.core.request_fields import LargeBodies
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Lane, Server
 from gateway.features.reuse.outcome import SENT_KEY, read_idempotency_key
-from gateway.features.runs.step import run_words
+from gateway.features.run_port import RunPort
 from gateway.products.jobs.answers_http import (
     POLL_AFTER_S,
     EventReaders,
@@ -59,7 +59,9 @@ class JobRoutes:
         clock: Clock,
         readers: EventReaders,
         read_body: ReadBody,
+        runs: RunPort,
     ) -> None:
+        self._runs = runs
         self._policies = policies
         self._jobs = jobs
         self._make_call = make_call
@@ -102,7 +104,7 @@ class JobRoutes:
             tenant=tenant,
             lane=_lane(key, index, wanted.get("lane")),
             deadline_s=request_fields.MAX_DEADLINE_S,
-            part=run_words(index),
+            part=self._runs.read_words(index),
         )
         call = await self._make_call(stored)
         call.credential = credential

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.core.clock import Clock
 from gateway.core.types import Usage
-from gateway.features.runs.rules import RunWords
+from gateway.features.run_port import RunWords
 from gateway.products.jobs.calls import (
     CallServer,
     Outcome,

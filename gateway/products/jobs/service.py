@@ -16,7 +16,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, NotFound
 from gateway.features.reuse.keys import LARGE_BYTES, KeyReused, fingerprint, record_key
 from gateway.features.reuse.outcome import SENT_KEY
-from gateway.features.runs.step import PART
+from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
@@ -67,9 +67,11 @@ class JobService:
         rules: Callable[[], JobRules],
         price_of: Callable[[Call], float | None],
         draw: Callable[[int], bytes],
+        runs: RunPort = NO_RUNS,
     ) -> None:
         """`price_of` estimates what an attempt of a call costs in US dollars; `rules` gives those in force, `draw` so many
-        random bytes."""
+        random bytes; `runs` those that calls are parts of."""
+        self._runs = runs
         self._engine = engine
         self._clock = clock
         self._rules = rules
@@ -170,7 +172,7 @@ class JobService:
         key = None if sent_key is None else sent_key.decode("latin-1")
         keyed = {} if key is None else {IDEMPOTENCY_KEY: key, FINGERPRINT: fingerprint_of(call)}
         dedupe_key = options.dedupe_key or (key if dedupes else None)
-        part = PART.find(call)
+        words = self._runs.words_of(call)
         endpoint, query = f"/v1{call.endpoint.path}", call.query.decode("latin-1")
         job = Job(
             id=job_id,
@@ -193,7 +195,7 @@ class JobService:
                 "headers": headers_to_keep(call),
                 **({REQUEST_URL: options.webhook} if options.webhook else {}),
                 **({QUERY: query} if query else {}),
-                **({} if part is None else {RUN_WORDS: [part.workflow, part.run, part.task]}),
+                **({} if words is None else {RUN_WORDS: [*words]}),
                 **keyed,
             },
         )

@@ -16,8 +16,8 @@ from typing import Final
 from gateway.core.clock import Clock
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.runs.rules import RunOutcome, label_change
+from gateway.features.run_port import NO_RUNS, RunEnd, RunPort
 from gateway.products.batches.output import batch_of_blob
-from gateway.products.jobs.calls import AddToRun, add_to_no_run
 from gateway.products.jobs.dead_letters.rules import CLASS
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Following, Job, JobKind, JobState, NewJob
@@ -109,8 +109,8 @@ class CountedEnds:
     thread.
     """
 
-    def __init__(self, following: Following, meter: JobMeter, add_to_run: AddToRun = add_to_no_run) -> None:
-        self._add_to_run = add_to_run
+    def __init__(self, following: Following, meter: JobMeter, runs: RunPort = NO_RUNS) -> None:
+        self._runs = runs
         self._following = following
         self._meter = meter
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,8 +136,8 @@ class CountedEnds:
         if CLASS in ended.about:
             self._meter.redriven(ended.about[CLASS], is_ok=False)
         if ended.kind is JobKind.RUN:
-            outcome = RunOutcome.CANCELLED if ended.state is JobState.CANCELLED else RunOutcome.FAILED
-            self._add_to_run(ended.tenant, ended.id, label_change(ended_at, workflow=ended.model, outcome=str(outcome)))
+            state = JobState.CANCELLED if ended.state is JobState.CANCELLED else JobState.FAILED
+            self._runs.run_ended(ended.tenant, ended.id, RunEnd(ended_at, ended.model, str(state)))
 
 
 # --- the sweep of blobs that nobody knows ---

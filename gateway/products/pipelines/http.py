@@ -7,7 +7,6 @@ run's id for all others. The run goes on in any case. A call for a step comes la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -17,13 +16,10 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Accounts
 from gateway.core.render import error_object
-from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.output.schema import SchemaUnusable, compile_schema
-from gateway.features.runs.rules import WORKFLOWS, RunPart, WorkflowRules
-from gateway.features.runs.step import OTHERS
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.calls import StepOfRun
 from gateway.products.jobs.model import Job, StoredAnswer
@@ -149,20 +145,6 @@ class StepRules:
                 self._rules.clear()
             rule = self._rules[source] = _compiled(step.output)
         return rule
-
-
-def part_of_step(policy: PolicySnapshot, step: StepOfRun) -> RunPart:
-    """Returns the part of its run that a step's call is. The pipeline is a workflow, and may be declared as one.
-
-    What has begun of a run is paid for: its calls are let in while it has cost less than it may, and reserve nothing.
-    """
-    declared = WORKFLOWS.of(policy).get(step.workflow)
-    rules = WorkflowRules(step.workflow) if declared is None else declared
-    bounds = [one for one in (rules.usd_per_run, step.usd_per_run) if one is not None]
-    if bounds:
-        rules = replace(rules, usd_per_run=min(bounds), reserves=False)
-    labels = OTHERS if declared is None else declared.labels.get(step.step) or (step.workflow, OTHERS[1])
-    return RunPart(step.workflow, step.run, step.step, labels, rules, is_durable=True)
 
 
 def _compiled(fields: Mapping[str, Any]) -> OutputRule:

@@ -21,10 +21,9 @@ import orjson
 from gateway.core.clock import Clock
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.output.judging import FairTurns, NotATurn
-from gateway.features.runs.rules import RunOutcome, label_change
+from gateway.features.run_port import NO_RUNS, RunEnd, RunPort
 from gateway.products.batches import output
 from gateway.products.batches.finish import INTERNAL
-from gateway.products.jobs.calls import AddToRun, add_to_no_run
 from gateway.products.jobs.model import (
     BATCH,
     CHECK,
@@ -394,13 +393,13 @@ class PipelineRuns:
         clock: Clock,
         count: Callable[[str], Count],
         changed: Callable[[str], None] = lambda _id: None,
-        add_to_run: AddToRun = add_to_no_run,
+        runs: RunPort = NO_RUNS,
     ) -> None:
         """`count` gives what counts the tokens of a model; `changed` gets the ids of children of which there is news.
 
-        `add_to_run` gets the outcome of runs that end here; that of those which are stopped comes by `CountedEnds`.
+        `runs` gets the outcome of those that end here; that of those which are stopped comes by `CountedEnds`.
         """
-        self._add_to_run = add_to_run
+        self._runs = runs
         self._store = store
         self._reader = reader
         self._children = children
@@ -515,8 +514,8 @@ class PipelineRuns:
 
     def _report_end(self, job: Job, *, is_ok: bool) -> None:
         """Reports what has become of a run, for whoever counts runs."""
-        outcome = RunOutcome.SUCCEEDED if is_ok else RunOutcome.FAILED
-        self._add_to_run(job.tenant, job.id, label_change(self._clock.wall(), workflow=job.model, outcome=str(outcome)))
+        state = JobState.SUCCEEDED if is_ok else JobState.FAILED
+        self._runs.run_ended(job.tenant, job.id, RunEnd(self._clock.wall(), job.model, str(state)))
 
     async def _stop_children(self, ids: Sequence[str], tenant: str) -> None:
         """Has children stop whose run has ended, or is about to. Raises JobsUnavailable."""

@@ -20,6 +20,7 @@ from gateway.core.retry import Attempt
 from gateway.core.snapshot import Key, with_settings
 from gateway.core.telemetry import CallCounter
 from gateway.core.types import Usage
+from gateway.features.run_port import RunWords
 from gateway.features.runs.http import WorkflowStats
 from gateway.features.runs.metrics import MOST_UNKNOWN, RunCounter
 from gateway.features.runs.rules import (
@@ -32,7 +33,6 @@ from gateway.features.runs.rules import (
     RunPart,
     RunRecord,
     RunsUnavailable,
-    RunWords,
     StepRequest,
     WorkflowRules,
     begun,

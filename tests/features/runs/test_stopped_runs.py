@@ -8,7 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.features.runs.rules import RunChange, RunRecord, begun, outcome_of, use_of
+from gateway.features.run_port import RunEnd, RunPort
+from gateway.features.runs.rules import RunRecord, begun, end_change, outcome_of, use_of
 from gateway.products.jobs.model import JobFlag, JobState
 from gateway.products.jobs.upkeep import CountedEnds
 from tests.support.memory_store.store import MemoryJobStore
@@ -29,11 +30,12 @@ def test_a_run_that_is_stopped_is_told_of_once(*, has_begun: bool, state: JobSta
     """Before it began by the store, afterwards by its worker; one whose time is over has failed."""
     records: list[RunRecord] = []
 
-    def tell(tenant: str, run_id: str, change: RunChange) -> None:
-        records.append(begun(tenant, run_id, change))
+    class Ends(RunPort):
+        def run_ended(self, tenant: str, run: str, end: RunEnd) -> None:
+            records.append(begun(tenant, run, end_change(end)))
 
     async def story(here: Town, clock: LoopClock) -> None:
-        ends = CountedEnds(lambda _job: (), Mock(), tell)
+        ends = CountedEnds(lambda _job: (), Mock(), Ends())
         ends.start()
         here.kept.store = MemoryJobStore(clock.wall, following=ends)
         process = run_process(here, Ledger(lambda _prompt, _time: 500.0))

@@ -23,6 +23,7 @@ from gateway.core.errors import BudgetExceeded, Forbidden, GatewayError
 from gateway.core.snapshot import Key, Policies, Provider
 from gateway.drivers.durability import JobsUnavailable
 from gateway.drivers.outward import Unreachable
+from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.products.batches.input import key_named, lines_of, read_line
 from gateway.products.batches.native import rules as parts
 from gateway.products.batches.native.formats import FULL, NeverSent, PendingResult, ProviderRefused, number_of
@@ -61,10 +62,13 @@ from gateway.products.batches.output import (
     parts_of,
     plan_of,
     request_of,
-    sum_of_lines,
+    served_lines,
 )
 from gateway.products.jobs.calls import AddToRun, MakeCall, NativeAccounts, ProviderBatches, add_to_no_run
 from gateway.products.jobs.model import Job, LineResult, line_id
+from gateway.products.jobs.calls import MakeCall, NativeAccounts, ProviderBatches
+from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
+from gateway.products.jobs.outward import Unreachable
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
 from gateway.products.jobs.runner import run_of
 from gateway.products.jobs.store import Blobs, JobStore
@@ -296,12 +300,12 @@ class NativeParts:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         run_here: Callable[[RunningWork], Awaitable[None]],
-        add_to_run: AddToRun = add_to_no_run,
+        runs: RunPort = NO_RUNS,
     ) -> None:
-        """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway; `add_to_run` gets what
-        lines have cost that are parts of runs.
+        """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway; `runs` get what
+        lines have cost that are parts of them.
         """
-        self._add_to_run = add_to_run
+        self._runs = runs
         self._run_here = run_here
         self._here: Counter[str] = Counter()
         """By batch, how many of its chunks run here now."""
@@ -319,7 +323,7 @@ class NativeParts:
 
     def _add_results(self, job: Job, results: Sequence[LineResult]) -> None:
         if run := run_of(job):
-            self._add_to_run(job.tenant, run, sum_of_lines(job, results, self._clock.wall()))
+            self._runs.lines_served(job.tenant, run, served_lines(job, results, self._clock.wall()))
 
     def phases(self) -> Mapping[str, int]:
         """Returns how many parts are at providers, by how far they have come."""

@@ -20,7 +20,8 @@ from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Upstream
 from gateway.dialects.config import DialectLanguages
 from gateway.dialects.upstream import Languages
-from gateway.features.runs.rules import RunChange
+from gateway.features.run_port import RunPort, ServedLines
+from gateway.features.runs.rules import RunChange, lines_change
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry
 from gateway.products.batches.native.rules import plan_parts
@@ -94,6 +95,16 @@ def native_rules(*, part_lines: int = 10, **changes: Any) -> JobRules:
     native = NativeRules(min_lines=1, part_lines=part_lines, **changes)
     batches = BatchRules(window=8, run="native", native=native)
     return JobRules(segments=(SegmentRules("all", concurrency=20),), batches=batches)
+
+
+class CountedLines(RunPort):
+    """Runs that note what is added to them."""
+
+    def __init__(self, added: list[tuple[str, str, RunChange]]) -> None:
+        self._added = added
+
+    def lines_served(self, tenant: str, run: str, lines: ServedLines) -> None:
+        self._added.append((tenant, run, lines_change(lines)))
 
 
 @dataclass
@@ -237,7 +248,7 @@ class NativeStage(Stage):
         )
         parts = self.parts = NativeParts(
             *(store, self.blobs, batches, self.accounts, charges, self.policies),
-            *(self.clock, self._rules_of, chunks.run, lambda *told: self.runs.append(told)),
+            *(self.clock, self._rules_of, chunks.run, CountedLines(self.runs)),
         )
 
         async def run(running: RunningWork) -> None:
