@@ -66,7 +66,6 @@ IN_THE_WAY: Final[dict[str, set[str]]] = {
     "gateway.products.batches": {
         "gateway.products.jobs",
         "gateway.products.pipelines",
-        "gateway.products.responses",
     },
     "gateway.products.responses": {
         "admin",

@@ -31,21 +31,22 @@ from gateway.products.batches import output
 from gateway.products.batches.finish import write_chunk
 from gateway.products.batches.input import ChunkInput, InputLine, lines_of, read_custom_id, read_line
 from gateway.products.batches.output import (
+    BROKEN,
     ENDPOINT,
     INPUT,
+    MOST_FAILED,
     LineIdentity,
     answered_line,
     plan_of,
     request_of,
     unanswered_line,
 )
-from gateway.products.jobs.calls import CallServer, Outcome, TryResult, attempts_allowed, backoff_s
+from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED, CallServer, Outcome, TryResult, attempts_allowed, backoff_s
 from gateway.products.jobs.dead_letters.rules import POISON, DeadLetter, is_dead_class, letter_of_line
 from gateway.products.jobs.model import ClaimedWork, Job, JobError, JobFlag, JobState, LineResult, WriteResult, line_id
 from gateway.products.jobs.rules import DeadLines, JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
-from gateway.products.pipelines.rules import BROKEN, MOST_FAILED, RUN_BUDGET_EXCEEDED
 
 HAS_GROUPS: Final = is_installed("gateway.features.grouping")
 if HAS_GROUPS:

@@ -19,10 +19,10 @@ import orjson
 
 from gateway.core.openai.json_edit import MAX_DEPTH, find_fields, outside_strings
 from gateway.core.openai.usage import other_model_field
-from gateway.core.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types import EMULATOR
+from gateway.core.snapshot import Key, PolicySnapshot
 from gateway.products.batches.output import INDEX, INPUT, LineIdentity, plan_of, unanswered_line
 from gateway.products.jobs.model import ChunkPlan, Job, LineResult, line_id
+from gateway.products.jobs.request import bare_provider
 from gateway.products.jobs.rules import BatchRules
 from gateway.products.jobs.store import Blobs
 from gateway.products.pipelines.compile import PIPELINE
@@ -487,17 +487,6 @@ def _fault_of_fields(body: dict[str, Any]) -> LineProblem | None:
 
 def _fault(code: str, message: str) -> LineProblem:
     return LineProblem(code, message, "body.model")
-
-
-def bare_provider(policy: PolicySnapshot, model: Model) -> str | None:
-    """Returns a provider's name in the config if no provider of the model can be used without the caller's credential.
-
-    The emulator wants none.
-    """
-    providers = [policy.providers[target.provider] for target in model.plan]
-    if not providers or any(not one.is_callers or one.base_url.startswith(EMULATOR) for one in providers):
-        return None
-    return providers[0].group or providers[0].name
 
 
 def key_named(policy: PolicySnapshot, name: str) -> Key | None:

@@ -23,10 +23,12 @@ from gateway.core.openai.usage import MOST_TOKENS
 from gateway.core.types import Usage
 from gateway.features.run_port import RunWords, ServedLines
 from gateway.products.jobs.calls import JSON, StoredRequest, with_version
+from gateway.core.types import ErrorClass, Usage
+from gateway.features.runs.rules import LastWrite, RunChange, RunWords, TaskSum, TaskWord, units
+from gateway.products.jobs.calls import JSON, StoredRequest, step_of, with_version
 from gateway.products.jobs.model import ChunkPlan, Job, JobState, LineResult, Stage, Tally
 from gateway.products.jobs.request import RUN_WORDS, read_metadata
 from gateway.products.jobs.rules import BatchRules, JobRules
-from gateway.products.pipelines.rules import step_of
 
 # --- the names in `about` and `marks` of what the pieces of a batch need of each other, in one place ---
 
@@ -61,6 +63,10 @@ WAITS_FOR: Final = "waits_for"
 """In `marks`: the code with which its lines are put off until another day, `budget_exceeded`; absent: they are not."""
 NATIVE: Final = "native"
 """In `marks`: its chunks may go to a provider's own Batch API, each as a part; `native.N` says how far chunk N has come."""
+MOST_FAILED: Final = "most_failed"
+"""In `about` of a batch of a run's items: so many of its lines may fail; absent: all of them."""
+BROKEN: Final = "tolerance_broken"
+"""In `marks`: it was stopped, since more have failed; the last of them, as in the file of errors."""
 CANCELLING_AT: Final = "cancelling_at"
 """In `marks`: when it was asked to stop, as the store notes it."""
 

@@ -28,6 +28,8 @@ from gateway.core.request_fields import LargeBodies, written_twice
 from gateway.core.snapshot import Policies
 from gateway.products.jobs.model import (
     STATE_OF_STATUS,
+    CURRENT,
+    SETTLED,
     Job,
     JobKind,
     JobPage,
@@ -38,8 +40,8 @@ from gateway.products.jobs.model import (
     is_ours,
     job_status,
 )
-from gateway.products.pipelines.rules import CURRENT, SETTLED
 from gateway.products.routes import ObjectRoute, Serve, head_alone, list_page
+from gateway.products.routes import head_alone
 
 MOST_READERS, MOST_READERS_PER_TENANT = 1000, 500
 """No tenant keeps all others from following their jobs."""

@@ -37,7 +37,7 @@ from gateway.dialects import shapes
 from gateway.features.reuse.keys import KeyInUse, KeyReused
 from gateway.features.run_port import RunWords
 from gateway.products.batches.native.formats import RemoteBatch
-from gateway.products.jobs.model import JobError, StoredAnswer
+from gateway.products.jobs.model import Job, JobError, StoredAnswer
 from gateway.products.jobs.rules import JobRules
 
 # --- outcomes: done, failed for good, tried again later, put off, or broken off ---
@@ -49,6 +49,8 @@ LONGEST_PUT_OFF_S: Final = 300.0
 _MOST_MESSAGE: Final = 65_536
 """Longer bodies are no error messages."""
 _SECRET: Final = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)[-_][\w*.-]{4,}|\bBearer\s+\S+|\bAIza[\w-]{8,}|://[^/\s@]+@")
+RUN_BUDGET_EXCEEDED: Final = "run_budget_exceeded"
+"""The class of errors of work whose run has had all that it may cost."""
 _TRANSIENT_STATUSES: Final = frozenset((408, 409, 425, 429, 498))
 
 
@@ -183,6 +185,24 @@ class StepOfRun(NamedTuple):
     def words(self) -> RunWords:
         """Returns the part of its run that it is."""
         return RunWords(self.workflow, self.run, self.step)
+
+
+STEP: Final = "step"
+"""In `about` of a child of a run: the step that it is a part of."""
+STEP_OUTPUT: Final = "output"
+"""In `about` of a child: the rule for its answers."""
+RUN_MODEL: Final = "pipeline_model"
+"""In `about` of a child: its run's pipeline, as a model."""
+RUN_USD: Final = "usd_per_run"
+"""In `about` of a child: what its run may cost."""
+
+
+def step_of(job: Job) -> StepOfRun | None:
+    """Returns the step that a job, or a line of it, is made for; None: it is no child of a run."""
+    if not job.parent:
+        return None
+    about = job.about
+    return StepOfRun(job.parent, about[RUN_MODEL], about[STEP], about.get(RUN_USD), about.get(STEP_OUTPUT))
 
 
 class MakeCall(Protocol):

@@ -265,7 +265,10 @@ class JobState(StrEnum):
 
 ENDS: Final = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
 
-
+SETTLED: Final = "settled"
+"""In `marks` of a run: how many of its steps are over."""
+CURRENT: Final = "current"
+"""In `marks` of a run: the steps under way when it was parked."""
 WITH_FAILURES: Final = "completed_with_failures"
 """The status of a batch that has ended by itself, and some of whose lines have failed, or all; OpenAI calls it `completed`."""
 STATE_OF_STATUS: Final[Mapping[str, JobState]] = {WITH_FAILURES: JobState.SUCCEEDED}

@@ -17,6 +17,9 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.snapshot import Key, Setting
 from gateway.core.types import RawHeaders
 from gateway.drivers.outward import NotPublic, read_public_url
+from gateway.core.snapshot import Key, Model, PolicySnapshot, Setting
+from gateway.core.types import EMULATOR, RawHeaders
+from gateway.products.jobs.outward import NotPublic, read_public_url
 from gateway.products.jobs.rules import JobRules
 
 MOST_RUN_AT_S: Final = 366 * 86_400.0
@@ -299,3 +302,17 @@ def refuse_request_url(url: str, rules: JobRules, key: Key) -> None:
             "config, or webhook_settings.request_secrets where there are no keys.",
             param="webhook",
         )
+
+
+# --- the credential that a job does not keep ---
+
+
+def bare_provider(policy: PolicySnapshot, model: Model) -> str | None:
+    """Returns a provider's name in the config if no provider of the model can be used without the caller's credential.
+
+    The emulator wants none.
+    """
+    providers = [policy.providers[target.provider] for target in model.plan]
+    if not providers or any(not one.is_callers or one.base_url.startswith(EMULATOR) for one in providers):
+        return None
+    return providers[0].group or providers[0].name

@@ -17,6 +17,7 @@ from gateway.products.jobs.calls import (
     TryResult,
     attempts_allowed,
     backoff_s,
+    step_of,
     with_version,
 )
 from gateway.products.jobs.dead_letters.rules import is_dead_class
@@ -25,7 +26,6 @@ from gateway.products.jobs.request import IDEMPOTENCY_KEY, QUERY, RUN_WORDS
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import CrashSuspects, RunningWork
-from gateway.products.pipelines.rules import step_of
 
 log = logging.getLogger("gateway.jobs")
 

@@ -18,6 +18,7 @@ from gateway.features.reuse.keys import LARGE_BYTES, KeyReused, fingerprint, rec
 from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.products.batches.input import bare_provider
+from gateway.features.runs.step import PART
 from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,
@@ -45,6 +46,7 @@ from gateway.products.jobs.request import (
     RUN_WORDS,
     URGENT_FROM,
     JobOptions,
+    bare_provider,
     canonical,
     refuse_request_url,
 )

@@ -12,8 +12,7 @@ import orjson
 from gateway.core.limits.estimate import text_tokens
 from gateway.core.snapshot import PolicySnapshot
 from gateway.features.output.schema import MOST_BYTES, SchemaUnusable, compile_schema, is_installed
-from gateway.products.jobs.calls import StepOfRun
-from gateway.products.jobs.model import Job
+from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.pipelines.compile import MOST_ITEMS, CallEndpoint, PipelinePlan, Step, compile_plan
 from gateway.products.pipelines.templates import MOST_WORK, NEEDS_EXTRA, Count, Hurry, Path, StepFilling, Work
@@ -26,31 +25,16 @@ DIGEST: Final = "digest"
 """In `about` of a run: that of its plan."""
 STEPS: Final = "steps"
 """In `marks` of a run: by step, the latest part of it that has begun."""
-SETTLED: Final = "settled"
-"""In `marks` of a run: how many of its steps are over."""
-CURRENT: Final = "current"
-"""In `marks` of a run: the steps under way when it was parked."""
-STEP: Final = "step"
-"""In `about` of a child: the step that it is a part of."""
 PART: Final = "part"
+"""In `about` of a child: which part of its step it is."""
 ITEMS: Final = "items"
 """In `about` of a child with items: how many there are, those of which nothing is asked among them."""
 UNASKED: Final = "unasked"
 """In `about` of a child with items: how many have failed before they were asked."""
-MOST_FAILED: Final = "most_failed"
-"""In `about` of a child with items: so many of those that are asked may fail; absent: all of them."""
-BROKEN: Final = "tolerance_broken"
-"""In `marks` of a child with items: it was stopped, since more have failed; the last of them, as in the file of errors."""
 AT_ONCE: Final = "max_concurrency"
 """In `about` of a child with items: so many of them run at a time."""
 RETRIES: Final = "retries"
 """In `about` of a child: how often it is tried again; absent: as its model's rules say."""
-OUTPUT: Final = "output"
-"""In `about` of a child: the rule for its answers."""
-MODEL: Final = "pipeline_model"
-"""In `about` of a child: its run's pipeline, as a model."""
-USD_PER_RUN: Final = "usd_per_run"
-"""In `about` of a child: what its run may cost."""
 
 
 class RunPayload(NamedTuple):
@@ -82,13 +66,6 @@ def plan_of(payload: RunPayload) -> PipelinePlan:
     if plan is None:
         raise ValueError(problems[0].message)
     return plan
-
-
-def step_of(job: Job) -> StepOfRun | None:
-    if not job.parent:
-        return None
-    about = job.about
-    return StepOfRun(job.parent, about[MODEL], about[STEP], about.get(USD_PER_RUN), about.get(OUTPUT))
 
 
 RUNS: Final = "(runs)"
@@ -221,7 +198,6 @@ VALUE_MISSING: Final = "value_missing"
 TOO_MANY_FAILED: Final = "too_many_failed"
 TOO_MANY_ITEMS: Final = "too_many_items"
 TOO_MUCH_WORK: Final = "too_much_work"
-RUN_BUDGET_EXCEEDED: Final = "run_budget_exceeded"
 BEYOND_REPAIR: Final = frozenset(("cancelled", "expired", "batch_cancelled", "batch_expired", RUN_BUDGET_EXCEEDED))
 """Classes of errors that no other request would get around."""
 

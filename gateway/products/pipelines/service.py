@@ -24,10 +24,13 @@ from gateway.features.output.judging import FairTurns, NotATurn
 from gateway.features.run_port import NO_RUNS, RunEnd, RunPort
 from gateway.products.batches import output
 from gateway.products.batches.finish import INTERNAL
+from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED, RUN_MODEL, RUN_USD, STEP, STEP_OUTPUT, AddToRun, add_to_no_run
 from gateway.products.jobs.model import (
     BATCH,
     CHECK,
+    CURRENT,
     JOB,
+    SETTLED,
     ClaimedWork,
     Job,
     JobEnd,
@@ -61,21 +64,12 @@ from gateway.products.pipelines.advance import (
 from gateway.products.pipelines.compile import MOST_STEPS, PATHS, PipelinePlan, Step
 from gateway.products.pipelines.rules import (
     AT_ONCE,
-    BROKEN,
-    CURRENT,
     ITEMS,
-    MODEL,
-    MOST_FAILED,
-    OUTPUT,
     PART,
     RETRIES,
-    RUN_BUDGET_EXCEEDED,
-    SETTLED,
-    STEP,
     STEPS,
     TOO_MANY_FAILED,
     UNASKED,
-    USD_PER_RUN,
     Decision,
     RunFailed,
     RunFinished,
@@ -150,7 +144,7 @@ class RunChildren:
             ITEMS: len(start.requests),
             UNASKED: start.failed,
             AT_ONCE: start.step.max_concurrency,
-            **({} if start.most_failed is None else {MOST_FAILED: start.most_failed}),
+            **({} if start.most_failed is None else {output.MOST_FAILED: start.most_failed}),
             **_about(plan, start),
         }
         rules = self._rules_of(job)
@@ -203,13 +197,13 @@ def _child(run: Job, start: StepStart, now: float, kind: JobKind) -> Job:
 
 def _about(plan: PipelinePlan, start: StepStart) -> Mapping[str, Any]:
     step = start.step
-    about: dict[str, Any] = {STEP: step.name, PART: int(start.part), MODEL: plan.model_name}
+    about: dict[str, Any] = {STEP: step.name, PART: int(start.part), RUN_MODEL: plan.model_name}
     if plan.usd_per_run is not None:
-        about[USD_PER_RUN] = plan.usd_per_run
+        about[RUN_USD] = plan.usd_per_run
     if step.retries is not None:
         about[RETRIES] = step.retries
     if step.output is not None and start.part is not StepPart.REPAIR:
-        about[OUTPUT] = step.output
+        about[STEP_OUTPUT] = step.output
     return about
 
 
@@ -312,8 +306,8 @@ class RunReader:
 def _state_of_batch(step: Step, part: StepPart, child: Job, first: Job) -> StepState:
     """Returns a step with items whose latest part has ended, without its values."""
     total = child.about[ITEMS]
-    if BROKEN in child.marks and child.state is JobState.CANCELLED:
-        such = next(iter(errors_in(step, child.marks[BROKEN].encode()).values()), None)
+    if output.BROKEN in child.marks and child.state is JobState.CANCELLED:
+        such = next(iter(errors_in(step, child.marks[output.BROKEN].encode()).values()), None)
         problem = "more items have failed than the plan accepts, and the others were stopped"
         why = StepError(TOO_MANY_FAILED, problem + (f"; such as: {such.message}" if such else ""), step.name)
         if such is not None and such.error_class == RUN_BUDGET_EXCEEDED:

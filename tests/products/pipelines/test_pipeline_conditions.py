@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jmespath.exceptions import JMESPathError
 
+from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED
 from gateway.products.pipelines.advance import advance
 from gateway.products.pipelines.compile import PipelinePlan, compile_plan
 from gateway.products.pipelines.rules import (
-    RUN_BUDGET_EXCEEDED,
     TOO_MUCH_WORK,
     RunFailed,
     RunStates,

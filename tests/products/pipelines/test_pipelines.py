@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED
 from gateway.products.pipelines.advance import advance, values_of, values_of_many, wanted_values
 from gateway.products.pipelines.compile import PipelinePlan, compile_plan
 from gateway.products.pipelines.rules import (
-    RUN_BUDGET_EXCEEDED,
     TOO_MANY_FAILED,
     VALUE_MISSING,
     RunFailed,
