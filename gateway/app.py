@@ -79,6 +79,21 @@ from gateway.installed import is_installed
 from gateway.own_products import OWN_PRODUCTS
 from gateway.process import container_bytes
 from gateway.products.routes import absent_routes
+from gateway.products.batches.native.providers import HttpProviderBatches
+from gateway.products.jobs.admin import job_admin_routes
+from gateway.products.jobs.answers_http import EventReaders
+from gateway.products.jobs.call_maker import CallMaker
+from gateway.products.jobs.dead_letters.http import dead_letter_routes
+from gateway.products.jobs.metrics import JobMeter
+from gateway.products.jobs.model import Job, NewJob
+from gateway.products.jobs.outward import AddressGuard, open_outwards
+from gateway.products.jobs.respond_async import AsyncAnswers
+from gateway.products.jobs.rules import IN_REDIS, JOBS, JobSettings
+from gateway.products.jobs.store import JobStore, copier_of, has_jobs, no_jobs, open_blobs, open_jobs, open_redis_blobs, open_redis_jobs
+from gateway.products.jobs.upkeep import CountedEnds
+from gateway.products.responses.http import ResponseEndpoint
+from gateway.products.responses.store import KeptBounds
+from gateway.products.work import JobWork, durable_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS
 from gateway.settings import Settings

@@ -24,6 +24,10 @@ from gateway.stores import in_memory
 if is_installed("gateway.products.jobs"):
     from gateway.products.durable import around_calls_of
 
+if is_installed("gateway.products.pipelines"):
+    from gateway.products.pipelines.compile import PIPELINE
+    from gateway.products.pipelines.http import PipelineAnswers
+
 
 class _Unserved(CallFeature):
     """Stands for a product whose calls need durable work, which is only there while a gateway runs."""

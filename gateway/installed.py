@@ -16,7 +16,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gateway.products.work": ("gateway.products.jobs",),
     # what these make is kept as jobs, or beside them, in the same store
     "gateway.products.batches": ("gateway.products.jobs",),
-    "gateway.products.pipelines": ("gateway.products.jobs",),
+    "gateway.products.pipelines": ("gateway.products.batches", "gateway.products.jobs"),  # its steps are those
     "gateway.products.responses": ("gateway.products.jobs",),
     "gateway.products.responses.socket": (
         "gateway.products.responses",

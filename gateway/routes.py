@@ -38,7 +38,6 @@ from gateway.dialects.http import (
     models_page,
 )
 from gateway.installed import is_installed
-from gateway.products.pipelines.compile import PIPELINES
 
 # Where one is not here, nobody gets its WebSockets.
 if is_installed("gateway.products.realtime"):
@@ -158,14 +157,10 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
             return googles_page(request, policy)
         key, _ = request_fields.authenticate(policy, request_fields.index_headers(request.scope["headers"]))
         if is_anthropics(request):
-            names = [*policy.models, *(plan.model_name for plan in PIPELINES.of(policy).values())]
+            names = [*policy.models, *policy.extra_names]
             return json_response(models_page(request, [n for n in names if _may_use(key, n)], policy.loaded_at))
         models = [_model_object(m.name, m, policy.loaded_at) for m in policy.models.values() if _may_use(key, m.name)]
-        models += [
-            _model_object(plan.model_name, None, policy.loaded_at)
-            for plan in PIPELINES.of(policy).values()
-            if _may_use(key, plan.model_name)
-        ]
+        models += [_model_object(name, None, policy.loaded_at) for name in policy.extra_names if _may_use(key, name)]
         return json_response({"object": "list", "data": models})
 
     async def show_model(request: Request) -> Response:
@@ -193,7 +188,7 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def _model_object(name: str, model: Model | None, created: float) -> dict[str, object]:
-    """A model as the API lists it; without one it is a pipeline."""
+    """A model as the API lists it; without one it is no entry of the config."""
     owner = model.targets[0].provider if model is not None and model.targets else "gateway"
     return {"id": name, "object": "model", "created": int(created), "owned_by": owner}
 

@@ -24,6 +24,7 @@ class ProductSection(NamedTuple):
     key_keys: Sequence[str] = ()
     model_keys: Sequence[str] = ()
     policy_files: Sequence[str] = ()
+    policy_folders: Sequence[str] = ()
 
 
 PRODUCT_SECTIONS: Final = (
@@ -31,7 +32,7 @@ PRODUCT_SECTIONS: Final = (
     ProductSection("gateway.products.realtime", "RealtimeSection"),
     ProductSection("gateway.features.reuse", "CacheSection", model_keys=["cache"], policy_files=["cache.yaml"]),
     ProductSection("gateway.features.grouping", "GroupingSection", model_keys=["group_embeddings"]),
-    ProductSection("gateway.products.pipelines", "PipelinesSection"),
+    ProductSection("gateway.products.pipelines", "PipelinesSection", policy_folders=["pipelines"]),
     ProductSection("gateway.features.output", "OutputSection", model_keys=["output"]),
     ProductSection("gateway.features.degrade", "DegradeSection", model_keys=["degrade"]),
     ProductSection("gateway.features.ownership", "ObjectsSection", file_keys=["objects"]),
@@ -65,6 +66,7 @@ def section_of(product: ProductSection) -> SectionSpec:
             key=product.key_keys,
             model=product.model_keys,
             policies=product.policy_files,
+            folders=product.policy_folders,
         )
     section = getattr(import_module(f"{product.package}.config"), product.section)()
     assert isinstance(section, SectionSpec), product.package  # noqa: S101  # the line above is wrong

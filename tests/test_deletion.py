@@ -25,6 +25,7 @@ DELETABLE = (
     "gateway.features.sdk_retries",
     "gateway.features.semantic",
     "gateway.products.jobs.webhooks",
+    "gateway.products.pipelines",
     "gateway.products.realtime",
 )
 """The products without which a gateway runs; where one goes, those that need it go with it (`NEEDS`)."""
@@ -52,16 +53,6 @@ IN_THE_WAY: Final[dict[str, set[str]]] = {
         "gateway.products.responses",
         "housekeeping",
         "products",
-    },
-    "gateway.products.pipelines": {
-        "admin",
-        "cli",
-        "dialects",
-        "gateway.features.runs",
-        "gateway.products.batches",
-        "gateway.products.jobs",
-        "products",
-        "routes",
     },
     "gateway.products.batches": {
         "gateway.products.jobs",

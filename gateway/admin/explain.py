@@ -36,7 +36,6 @@ from gateway.installed import is_installed
 from gateway.products.jobs.admin import attempt_usd, explain_job
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.jobs.rules import JOB_RULES, JOBS
-from gateway.products.pipelines.compile import PIPELINE
 from gateway.products.responses.keeping import RESPONSES, keeping_of
 from gateway.products.responses.rules import Keeping, keeps, read_response_options
 
@@ -45,6 +44,8 @@ if is_installed("gateway.features.degrade"):
     from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
 if is_installed("gateway.features.grouping"):
     from gateway.features.grouping.rules import GROUPING, RESULTS
+if is_installed("gateway.products.pipelines"):
+    from gateway.products.pipelines.compile import PIPELINE
 
 _CHARGES = {
     "max": "the larger of input tokens and max_tokens",
@@ -110,7 +111,7 @@ def _lines(
     yield f"deadline  {_deadline(plan)}"
     if products:
         yield from explain_products(products, plan.facts)
-    if (pipeline := PIPELINE.of(model)) is not None:
+    if is_installed("gateway.products.pipelines") and (pipeline := PIPELINE.of(model)) is not None:
         steps = ", ".join(pipeline.steps)
         yield f"pipeline  a run of its steps, each a job: {steps}"
         yield f"          gateway pipelines explain {pipeline.name} shows them"

@@ -320,6 +320,8 @@ class Model:
     """A sentence on the targets that are left out, for errors of ours; empty: none are."""
     credentials_of: str = ""
     """The provider that the callers' credentials are taken to be of, where some target must not see them."""
+    answered_by: str = ""
+    """What answers its calls where it has no targets, with its article, such as `a pipeline`; empty: its targets do."""
     settings: Mapping[Setting[Any], Any] = field(default_factory=dict, repr=False, hash=False)
     """What products have compiled of its part of the config, without what is as usual."""
     tiers: Tiers[Target] = field(init=False, repr=False, compare=False)
@@ -429,6 +431,8 @@ class PolicySnapshot:
     """What products have compiled of the config, without what is as usual."""
     extra_models: Mapping[str, Callable[[PolicySnapshot, str], Model | None]] = field(default_factory=dict, repr=False)
     """Finds the models that are no entry of the config, by the beginning of their names; no pattern is asked for these."""
+    extra_names: tuple[str, ...] = ()
+    """The names of these models, as they are listed behind those of the config."""
     sections: tuple[DescribesSettings, ...] = field(default=(), repr=False, compare=False)
     """What shows the settings where the snapshot is shown."""
     notices: tuple[str, ...] = ()

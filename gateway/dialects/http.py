@@ -31,7 +31,6 @@ from gateway.core.types import Endpoint
 from gateway.dialects import shapes
 from gateway.dialects.endpoints import COUNT_GENERATED, GENERATE
 from gateway.dialects.registry import front_of, put_in
-from gateway.products.pipelines.compile import PIPELINES
 
 # --- Gemini's: the list of models, in Google's own shape, and where callers have their keys ---
 
@@ -59,7 +58,7 @@ def take_key(index: dict[bytes, bytes], params: Sequence[tuple[str, str]]) -> No
 def googles_page(request: Request, policy: PolicySnapshot) -> Response:
     """The list of models as Gemini's callers read it, in one page. Raises Unauthorised, or Forbidden for a web page."""
     key = _key_of(request, policy)
-    names = [*policy.models, *(plan.model_name for plan in PIPELINES.of(policy).values())]
+    names = [*policy.models, *policy.extra_names]
     return _respond({"models": [_named(name) for name in names if key.allows is None or key.allows.match(name)]})
 
 

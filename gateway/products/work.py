@@ -43,17 +43,20 @@ from gateway.products.jobs.service import JobService
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import BlobSweep, JobCleaning
 from gateway.products.jobs.worker import CrashSuspects, JobEngine, JobWorker, LastUsers, RunningWork, RunPiece, Write
-from gateway.products.pipelines.rules import AT_ONCE, count_of, rules_of_items, run_segment
-from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunReader
-from gateway.products.pipelines.templates import Count
 from gateway.products.responses.http import ResponseRoutes
 from gateway.products.responses.log import EventBuffers
 from gateway.products.responses.runner import ResponseJobs, ResponseMaintenance
 from gateway.products.responses.service import ForegroundResponses, ResponseService
 from gateway.products.routes import absent_routes
 
+# What is accepted for one that is not here rests in the store.
 if is_installed("gateway.products.jobs.webhooks"):
     from gateway.products.jobs.webhooks.work import WebhookWork
+HAS_PIPELINES: Final = is_installed("gateway.products.pipelines")
+if HAS_PIPELINES:
+    from gateway.products.pipelines.advance import as_run
+    from gateway.products.pipelines.rules import AT_ONCE, count_of, rules_of_items, run_segment
+    from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunReader
 
 REST_S: Final = 3600.0
 """Seconds until work whose product is not here is looked at again: it may be back by then."""
@@ -111,7 +114,7 @@ class JobWork:
         """None: it is not installed."""
         if is_installed("gateway.products.jobs.webhooks"):
             self.webhooks = WebhookWork(policies, clock, engine.reader, outwards, self._random.random)
-        self.service = JobService(engine, clock, rules, price_of, draw, runs)
+        self.service = JobService(engine, clock, rules, price_of, draw, runs, as_run if HAS_PIPELINES else None)
         self.files = FileService(engine, blobs, clock, lambda: JOBS.of(policies.current), draw)
         self.partial = PartialFiles(engine.reader, blobs)
         self._buffers = EventBuffers()
@@ -146,7 +149,7 @@ class JobWork:
         models = [job.model] if job.model else job.marks.get(MODELS, ())
         model = policy.find_model(models[0]) if len(models) == 1 else None
         rules = JOBS.of(policy).default if model is None else JOB_RULES.of(model)
-        return rules_of_items(rules, job.about) if AT_ONCE in job.about else rules
+        return rules_of_items(rules, job.about) if HAS_PIPELINES and AT_ONCE in job.about else rules
 
     def _default_rules(self) -> JobRules:
         return JOBS.of(self._policies.current).default
@@ -166,8 +169,6 @@ class JobWork:
         redrives = RedriveJobs(store, RedriveFactory(store, blobs, clock, default), clock)
         parts = self._parts = self._make_parts(store, chunks)
         changed = self.service.watchers.changed
-        steps = RunChildren(blobs, rules_of, self._usd_of)
-        runs = PipelineRuns(store, RunReader(store, blobs), steps, clock, self._count_of, changed, self.runs)
         forgetting = ResponseMaintenance(store, clock)
         responses = ResponseJobs(
             store, self._response_server, clock, rules_of, draw, self._buffers, forgetting.ended, suspects
@@ -193,15 +194,19 @@ class JobWork:
             JobKind.RESPONSE: responses.run,
             JobKind.DELIVERY: rest if self.webhooks is None else self.webhooks.deliveries(store).run,
             JobKind.REDRIVE: redrives.run,
-            JobKind.RUN: runs.run,
+            JobKind.RUN: self._run_pipelines(store) if HAS_PIPELINES else rest,
         }
 
         async def run(running: RunningWork) -> None:
-            await by_kind[running.work.job.kind](running)
+            job = running.work.job
+            # Of a step no answer could be checked, nor its run bounded.
+            is_step = bool(job.parent) and not HAS_PIPELINES
+            await (rest if is_step else by_kind[job.kind])(running)
 
         def segments() -> Sequence[SegmentRules]:
             hooks = () if self.webhooks is None else self.webhooks.segments(store)
-            return [*hooks, run_segment(), *default().segments]
+            runs = [run_segment()] if HAS_PIPELINES else []
+            return [*hooks, *runs, *default().segments]
 
         def keep_s() -> float:
             return default().keep_jobs_s
@@ -229,8 +234,15 @@ class JobWork:
             *(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run, self.runs)
         )
 
-    def _count_of(self, model: str) -> Count:
-        return count_of(self._policies.current, model)
+    def _run_pipelines(self, store: JobStore) -> RunPiece:
+        children = RunChildren(self._blobs, self.rules_of, self._usd_of)
+        reader, changed = RunReader(store, self._blobs), self.service.watchers.changed
+        runs = PipelineRuns(
+            *(store, reader, children, self.clock),
+            lambda model: count_of(self._policies.current, model),
+            *(changed, self.runs),
+        )
+        return runs.run
 
     async def _usd_of(self, new: NewJob) -> float | None:
         """Returns what an attempt of a job is estimated to cost; None: its model has no price, or it would be refused."""

@@ -16,7 +16,7 @@ from gateway.products.jobs.model import RUN, Job, JobKind, JobState, NewJob, new
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.worker import RunningWork
 from gateway.products.pipelines.compile import compile_plan
-from gateway.products.pipelines.rules import AT_ONCE, DIGEST, PIPELINE, RunPayload, rules_of_items
+from gateway.products.pipelines.rules import AT_ONCE, DIGEST, PIPELINE_NAME, RunPayload, rules_of_items
 from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunReader
 from tests.support.stage import few_lines
 from tests.support.targets import target_named
@@ -137,7 +137,7 @@ class RunProcess(Process):
         plan, problems = compile_plan("p", source)
         assert plan is not None, problems
         carried = RunPayload("p", source, given, "/v1/chat/completions")
-        about = {"endpoint": carried.endpoint, PIPELINE: "p", DIGEST: plan.digest}
+        about = {"endpoint": carried.endpoint, PIPELINE_NAME: "p", DIGEST: plan.digest}
         usual = {"kind": JobKind.RUN, "about": about, "model": plan.model_name, "max_attempts": 1}
         new = self.new_job(id, **{**usual, **changes})
         await self.store.accept([NewJob(new.job, carried.packed())])

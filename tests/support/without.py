@@ -60,6 +60,10 @@ def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]
                 (folder / "policies").mkdir(exist_ok=True)
                 (folder / "policies" / name).write_text("{}")
                 yield name, {"file": {"policies": "policies"}}
+            for name in product.policy_folders:
+                (folder / "policies" / name).mkdir(parents=True)
+                (folder / "policies" / name / "one.yaml").write_text("{}")
+                yield f"{name}/one.yaml", {"file": {"policies": "policies"}}
 
     for name, section in PARTS_OF_FILES.get(package, {}).items():
         (folder / "policies").mkdir(exist_ok=True)

@@ -94,6 +94,7 @@ def describe_model(model: Model, sections: Iterable[DescribesSettings] = ()) -> 
             "without_caller_credential",
             "skipped",
             "credentials_of",
+            "answered_by",
         ),
         targets=[describe_target(target) for target in model.targets],
         choose=model.choice,

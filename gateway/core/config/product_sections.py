@@ -7,7 +7,7 @@ they are of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -208,14 +208,29 @@ class NotInstalled(SectionSpec):
         key: Sequence[str] = (),
         model: Sequence[str] = (),
         policies: Sequence[str] = (),
+        folders: Sequence[str] = (),
     ) -> None:
-        """The others are the fields that it would have of the file, of a key and a model, and its policy files."""
+        """The others are the fields that it would have of the file, of a key and a model, its policy files, and its folders
+        of YAML files in a policy folder.
+        """
         self._problem = f"{quoted(name)} is not installed"
         self.file_fields, self.key_fields, self.model_fields = (
             [EntryField(field, Annotated[Any, BeforeValidator(self._refuse)], None, after="") for field in fields]
             for fields in (file, key, model)
         )
         self.policy_files = policies
+        self._folders = folders
+
+    def list_files(self, folder: FilePath) -> Iterator[FilePath]:
+        for name in self._folders:
+            here = folder / name
+            # Hidden files are editors' own.
+            files = (file for file in here.iterdir() if file.name[0] != ".") if here.is_dir() else ()
+            yield from (file for file in sorted(files) if file.suffix in {".yaml", ".yml"})
+
+    def read_folder(self, folder: FilePath, environ: Mapping[str, str], problems: list[Problem]) -> Sequence[Document]:
+        problems += [Problem(str(file), 0, self._problem) for file in self.list_files(folder)]
+        return ()
 
     def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
         for name in self.policy_files:

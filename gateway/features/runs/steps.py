@@ -72,6 +72,9 @@ from gateway.features.runs.step import (
     step_record,
 )
 from gateway.products.pipelines.compile import PIPELINE
+from gateway.products.jobs.model import JobsOff, JobsUnavailable
+from gateway.products.jobs.rules import JOBS
+from gateway.products.jobs.store import JobStore
 
 FREE = (b"x-gateway-cost-usd", b"0.00000000")
 
@@ -103,8 +106,8 @@ class StepCalls(CallFeature):
             raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
         part = PART.find(call)
         step = read_step(headers, "" if part is None else part.run)
-        if PIPELINE in call.model.settings:  # it remembers its own steps
-            raise not_a_step("a pipeline", "model")
+        if call.model.answered_by:  # such as a pipeline, which remembers its own steps
+            raise not_a_step(call.model.answered_by, "model")
         if part is not None:
             part.step, part.is_durable = step, True
             NO_JOB.put(call, not_a_step)

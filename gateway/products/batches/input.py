@@ -25,7 +25,6 @@ from gateway.products.jobs.model import ChunkPlan, Job, LineResult, line_id
 from gateway.products.jobs.request import bare_provider
 from gateway.products.jobs.rules import BatchRules
 from gateway.products.jobs.store import Blobs
-from gateway.products.pipelines.compile import PIPELINE
 
 # --- the division of a batch: workers claim chunks, small enough that batches and tenants take turns ---
 
@@ -465,8 +464,9 @@ def _fault_of_model(policy: PolicySnapshot, key: Key, name: str, *, is_callers: 
         return _fault("model_not_found", f"The model '{name}' does not exist; GET /v1/models lists those that do.")
     if key.allows is not None and not key.allows.match(name):
         return _fault("model_not_found", f"The key '{key.name}' may not use the model '{name}'.")
-    if PIPELINE in model.settings:
-        return _fault("model_not_found", f"'{name}' is a pipeline; a batch has calls to models: use POST /v1/jobs.")
+    if model.answered_by:
+        message = f"'{name}' is {model.answered_by}; a batch has calls to models: use POST /v1/jobs."
+        return _fault("model_not_found", message)
     bare = bare_provider(policy, model) if is_callers else None
     if bare is not None:
         return _fault(

@@ -31,6 +31,9 @@ HAS_GROUPS: Final = is_installed("gateway.features.grouping")
 if HAS_GROUPS:
     from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
     from gateway.features.grouping.service import GROUP_RULES
+HAS_PIPELINES: Final = is_installed("gateway.products.pipelines")
+if HAS_PIPELINES:
+    from gateway.products.pipelines.http import StepRules, part_of_step
 
 _BY_PATH: Mapping[str, Endpoint] = {prefix + one.path: one for one in WORK for prefix in ("/v1", "")}
 
@@ -54,7 +57,7 @@ class CallMaker:
         self._runs = runs
         self._plans = RoutePlans(policies.current)
         self._large_bodies = LargeBodies()
-        self._steps = StepRules()
+        self._steps = StepRules() if HAS_PIPELINES else None
         self._keys: tuple[PolicySnapshot | None, dict[str, Key]] = None, {}
 
     async def __call__(self, request: StoredRequest) -> Call:
@@ -112,7 +115,9 @@ class CallMaker:
 
     def _own_rule(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:
         """Returns what the answer has to be, if that is not what its model says; None: it is."""
-        own = None if request.step is None else self._steps.rule_of(request.step, plan.endpoint)
+        own = None
+        if request.step is not None and self._steps is not None:
+            own = self._steps.rule_of(request.step, plan.endpoint)
         if not request.is_held:
             return own
         rule = OUTPUT.of(plan.model) if own is None and plan.endpoint.name in CHECKED else own

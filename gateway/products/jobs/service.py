@@ -53,8 +53,6 @@ from gateway.products.jobs.request import (
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.worker import JobEngine
-from gateway.products.pipelines.advance import as_run
-from gateway.products.pipelines.compile import PIPELINE
 
 NOT_THERE = "There is no such job; GET /v1/jobs lists yours."
 
@@ -70,15 +68,19 @@ class JobService:
         price_of: Callable[[Call], float | None],
         draw: Callable[[int], bytes],
         runs: RunPort = NO_RUNS,
+        as_run: Callable[[NewJob, Call], NewJob] | None = None,
     ) -> None:
         """`price_of` estimates what an attempt of a call costs in US dollars; `rules` gives those in force, `draw` so many
-        random bytes; `runs` those that calls are parts of."""
+        random bytes; `runs` those that calls are parts of. `as_run` makes a run of the job of a call that no target answers;
+        None: there are no such calls.
+        """
         self._runs = runs
         self._engine = engine
         self._clock = clock
         self._rules = rules
         self._price_of = price_of
         self._draw = draw
+        self._as_run = as_run
         self.watchers = Watchers(clock, lambda: engine.is_closing)
 
     async def accept(self, call: Call, options: JobOptions, job_id: str = "", *, dedupes: bool = True) -> Accepted:
@@ -92,10 +94,10 @@ class JobService:
         refuse_callers_credential(call)
         refuse_request_url(options.webhook, self._rules(), call.key)
         store = await self._engine.store()
-        plan = PIPELINE.of(call.model)
-        job_id = job_id or new_id(JOB if plan is None else RUN, self._draw(DRAW_BYTES))
+        as_run = self._as_run if call.model.answered_by else None
+        job_id = job_id or new_id(JOB if as_run is None else RUN, self._draw(DRAW_BYTES))
         new = self._new_job(call, options, job_id, dedupes=dedupes)
-        (accepted,) = await store.accept([new if plan is None else as_run(new, call, plan)])
+        (accepted,) = await store.accept([new if as_run is None else as_run(new, call)])
         if accepted.is_conflict:
             label, param = ("Idempotency-Key",) * 2 if options.dedupe_key is None else ("dedupe key", "dedupe_key")
             raise DedupeConflict(
@@ -182,7 +184,7 @@ class JobService:
             tenant=call.tenant,
             key=call.key.name,
             lane=call.lane,
-            segment=segment_of(rules.segments, None if PIPELINE in call.model.settings else self._price_of(call)),
+            segment=segment_of(rules.segments, None if call.model.answered_by else self._price_of(call)),
             is_urgent=options.priority >= URGENT_FROM,
             model=call.model_name,
             state=JobState.SCHEDULED if run_at > now else JobState.QUEUED,

@@ -22,11 +22,20 @@ from gateway.features.output.schema import depth_of
 from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED
 from gateway.products.jobs.model import JobKind, JobNeedsProviderKey, NewJob, Tally
 from gateway.products.jobs.request import bare_provider
-from gateway.products.pipelines.compile import MOST_DEPTH, MOST_ITEMS, PATHS, CallEndpoint, CallPlan, PipelinePlan, Step
+from gateway.products.pipelines.compile import (
+    MOST_DEPTH,
+    MOST_ITEMS,
+    PATHS,
+    PIPELINE,
+    CallEndpoint,
+    CallPlan,
+    PipelinePlan,
+    Step,
+)
 from gateway.products.pipelines.rules import (
     BEYOND_REPAIR,
     DIGEST,
-    PIPELINE,
+    PIPELINE_NAME,
     RUNS,
     TOO_MANY_FAILED,
     TOO_MANY_ITEMS,
@@ -492,12 +501,15 @@ ENDPOINTS = (PATHS["chat"], PATHS["responses"])
 """Where a pipeline can be asked for."""
 
 
-def as_run(new: NewJob, call: Call, plan: PipelinePlan) -> NewJob:
-    """Returns the run of a call, from the job that it would be otherwise.
+def as_run(new: NewJob, call: Call) -> NewJob:
+    """Returns the run of a call to a pipeline, from the job that it would be otherwise; of other calls that job.
 
     Raises InvalidRequest for an endpoint or an input that does not fit, Forbidden where the key may not use the models that
     the pipeline calls, JobNeedsProviderKey.
     """
+    plan = PIPELINE.of(call.model)
+    if plan is None:
+        return new
     endpoint = new.job.about["endpoint"]
     if endpoint not in ENDPOINTS:
         raise InvalidRequest(
@@ -507,7 +519,7 @@ def as_run(new: NewJob, call: Call, plan: PipelinePlan) -> NewJob:
     request = call.parsed if call.parsed is not None else orjson.loads(call.body)
     payload = RunPayload(plan.name, plan.source, input_of(plan, request if isinstance(request, dict) else {}), endpoint)
     job = new.job
-    about = {**job.about, PIPELINE: plan.name, DIGEST: plan.digest, "is_urgent": job.is_urgent}
+    about = {**job.about, PIPELINE_NAME: plan.name, DIGEST: plan.digest, "is_urgent": job.is_urgent}
     run = replace(job, kind=JobKind.RUN, segment=RUNS, about=about, max_attempts=1, tally=Tally(total=len(plan.steps)))
     return replace(new, job=run, payload=_packed(payload))
 

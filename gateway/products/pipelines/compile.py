@@ -189,11 +189,10 @@ PIPELINES: Final[Setting[Mapping[str, PipelinePlan]]] = Setting("pipelines", {})
 def find_pipeline(policy: PolicySnapshot, name: str) -> Model | None:
     """Returns the model of this name, `pipelines/` before it; None: there is no such pipeline."""
     plan = PIPELINES.of(policy).get(name.removeprefix(PREFIX))
-    return (
-        None
-        if plan is None
-        else with_settings(Model(name, (), ()), {PIPELINE: plan, JOB_RULES: JOBS.of(policy).default})
-    )
+    if plan is None:
+        return None
+    model = Model(name, (), (), answered_by="a pipeline")
+    return with_settings(model, {PIPELINE: plan, JOB_RULES: JOBS.of(policy).default})
 
 
 # --- from the source to the plan, with all that is wrong ---

@@ -134,9 +134,14 @@ class PipelinesSection(SectionSpec):
                         documents[name].complain(("steps", step.name, "call", "endpoint"), problem)
 
     def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
-        if not PIPELINES.of(snapshot):
+        plans = PIPELINES.of(snapshot)
+        if not plans:
             return snapshot
-        return replace(snapshot, extra_models={**snapshot.extra_models, PREFIX: find_pipeline})
+        return replace(
+            snapshot,
+            extra_models={**snapshot.extra_models, PREFIX: find_pipeline},
+            extra_names=(*snapshot.extra_names, *(plan.model_name for plan in plans.values())),
+        )
 
     def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> list[str]:
         return pipeline_notices(PIPELINES.of(snapshot), reading.built)

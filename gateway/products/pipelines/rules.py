@@ -19,7 +19,7 @@ from gateway.products.pipelines.templates import MOST_WORK, NEEDS_EXTRA, Count, 
 
 # --- a run: its input, the source of the plan that it began with, and its notes on its way ---
 
-PIPELINE: Final = "pipeline"
+PIPELINE_NAME: Final = "pipeline"
 """In `about` of a run: the name of its pipeline."""
 DIGEST: Final = "digest"
 """In `about` of a run: that of its plan."""

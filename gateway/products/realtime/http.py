@@ -36,7 +36,6 @@ from gateway.core.render import OPENAI_UNKNOWN
 from gateway.core.request_fields import MAX_MODEL_CHARS, Peeked
 from gateway.core.snapshot import Model, PolicySnapshot, Provider
 from gateway.core.types import Endpoint, RawHeaders, Upstream
-from gateway.products.pipelines.compile import PIPELINE
 from gateway.products.realtime.rules import why_no_sessions
 from gateway.products.realtime.service import RealtimeSession, RealtimeSessions
 
@@ -198,8 +197,6 @@ class SocketTargets:
         return known[1]
 
     def _compile(self, model: Model, policy: PolicySnapshot) -> Model:
-        if PIPELINE in model.settings:
-            return replace(model, targets=(), plan=(), context_plan=())
         targets = {
             target.name: replace(
                 target,
@@ -224,7 +221,7 @@ def _reasons(call: Call) -> str:
     providers = call.policy.providers
     names = dict.fromkeys(target.provider for target in call.model.plan)
     reasons = [f"the provider '{name}' {why_no_sessions(providers[name])}" for name in names]
-    return f": {'; '.join(reasons)}" if reasons and PIPELINE not in call.model.settings else ""
+    return f": {'; '.join(reasons)}" if reasons else ""
 
 
 log = logging.getLogger("gateway.edge")
