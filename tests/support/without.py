@@ -1,13 +1,16 @@
 """A gateway without one product: `python -m tests.support.without PACKAGE FOLDER` fails unless it starts and serves.
 
-The product's package is blocked at import, as if its folder was not there. What of a config is only for it has to be refused.
+The product's package is blocked at import, as if its folder was not there. What of a config is only for it has to be refused,
+and what another gateway has accepted for it has to rest in the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+import sqlite3
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -71,6 +74,53 @@ def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]
         yield from ((key, {"file": {"policies": "policies"}}) for key in section)
 
 
+WORK_OF = {
+    "batch": "gateway.products.batches",
+    "response": "gateway.products.responses",
+    "delivery": "gateway.products.jobs.webhooks",
+    "run": "gateway.products.pipelines",
+}
+"""The products that run jobs of these kinds; a step, which is a child of a run, is that of the last."""
+
+
+async def leave_work(path: Path) -> int:
+    """Has a store accept a job of each kind whose product is not here, and a step; returns how many."""
+    from gateway.installed import is_installed  # once the package is blocked, as all below
+    from gateway.products.jobs.model import CHECK, JOB, Job, JobKind, JobState, NewJob, new_id
+    from gateway.products.jobs.store import open_jobs
+
+    kinds = [kind for kind in JobKind if not is_installed(WORK_OF.get(kind, "gateway.products.jobs"))]
+    kinds += [JobKind.CALL] if JobKind.RUN in kinds else []
+    store, now = open_jobs(str(path), time.time, 100, 100), time.time()
+    for number, kind in enumerate(kinds):
+        job = Job(
+            id=new_id(JOB, bytes([number] * 16)),
+            kind=kind,
+            tenant="web",
+            key="web",
+            lane="batch",
+            segment="small",
+            is_urgent=False,
+            model="m",
+            state=JobState.QUEUED,
+            created_at=now,
+            run_at=now,
+            deadline=now + 86_400.0,
+            max_attempts=1,
+            about={"endpoint": "/v1/chat/completions"},
+            parent="run_gw" if kind is JobKind.CALL else "",
+        )
+        await store.accept([NewJob(job, b"{}", first_piece=CHECK if kind is JobKind.BATCH else 0)])
+    await store.aclose()
+    return len(kinds)
+
+
+def rests(path: Path) -> list[float]:
+    """Returns for how many seconds more each piece of work in a closed store is left alone."""
+    with sqlite3.connect(path) as db:
+        return [ready_at - time.time() for (ready_at,) in db.execute("SELECT ready_at FROM pieces")]
+
+
 async def serve(folder: Path) -> None:
     """Starts a gateway with a state file, makes a plain, a streamed and a retried call, and has a job run; where none can, it
     says so."""
@@ -88,6 +138,7 @@ async def serve(folder: Path) -> None:
     file = {"jobs": {"store": f"sqlite:///{folder}/jobs.db"}} if is_installed("gateway.products.jobs") else {}
     state = {"state": f"sqlite:///{folder}/state.db"}
     path.write_bytes(orjson.dumps(config_of(provider.base_url, file={**file, **state})))  # JSON is YAML
+    left = await leave_work(folder / "jobs.db") if file else 0
     gateway = Gateway(Settings(config=path, host="127.0.0.1", port=0), {}, log_stream=io.StringIO())
     await gateway.start()
     ask = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -121,6 +172,10 @@ async def serve(folder: Path) -> None:
         assert metrics.status_code == 200, metrics.text
     await gateway.stop()
     await provider.stop()
+    if file:
+        resting = rests(folder / "jobs.db")
+        assert len(resting) == left, resting
+        assert all(3000 < rest_s <= 3600 for rest_s in resting), resting
 
 
 def refuse(package: str, folder: Path) -> None:
