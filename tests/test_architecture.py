@@ -95,7 +95,7 @@ ONLY_IN = {
     "standardwebhooks": r"products\.jobs\.webhooks\.service",
     "websockets": r"core\.websocket\w*",
     "jmespath": r"products\.pipelines\.templates",
-    "jsonschema_rs": r"features\.output\.schema",
+    "jsonschema_rs": r"drivers\.json_schema",
 }
 """By package: the only modules and folders that may know it."""
 PURE = (
@@ -128,7 +128,7 @@ PURE = (
     "gateway.credentials.auth",
     "gateway.dialects.conversion",
     "gateway.dialects.conversion_chat",
-    "gateway.features.output.schema",
+    "gateway.drivers.json_schema",
     "gateway.features.ownership.objects",
     "gateway.features.reuse.keys",
     "gateway.features.runs.step",

@@ -1,1 +1,1 @@
-"""SQLite in one thread, the link to Redis, memory with eviction, blobs; and the stores of state made of them."""
+"""SQLite in one thread, the link to Redis, memory with eviction, blobs, JSON Schemas, turns; and the stores made of some."""

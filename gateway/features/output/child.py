@@ -9,8 +9,8 @@ import sys
 
 import orjson
 
+from gateway.drivers.json_schema import compile_schema
 from gateway.features.output.rules import NO_JSON
-from gateway.features.output.schema import compile_schema
 
 
 def main() -> None:

@@ -14,15 +14,15 @@ from gateway.core.config.product_sections import ConfigReading, EntryField, Sect
 from gateway.core.config.schema import Entry, ModelEntry, check, check_part
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.snapshot import Model, PolicySnapshot
-from gateway.features.output.rules import MOST_RETRIES, OUTPUT, AtLast, OutputRule, StreamRule
-from gateway.features.output.schema import (
+from gateway.drivers.json_schema import (
     MOST_BYTES,
     NOT_INSTALLED,
-    OutputSchema,
+    JsonSchema,
     SchemaUnusable,
     compile_schema,
     is_installed,
 )
+from gateway.features.output.rules import MOST_RETRIES, OUTPUT, AtLast, OutputRule, StreamRule
 
 REQUEST = "request"
 """The word in place of a file: the schema that the request itself names."""
@@ -116,7 +116,7 @@ def output_notices(models: Iterable[Model]) -> Iterator[str]:
             yield f"models.{model.name}.output.max_usd bounds nothing at targets without a price: {', '.join(unpriced)}"
 
 
-def _read_schema(document: Document, path: Path, name: str, place: str) -> OutputSchema | None:
+def _read_schema(document: Document, path: Path, name: str, place: str) -> JsonSchema | None:
     try:
         with open(place, "rb") as file:
             source = file.read(MOST_BYTES + 1)

@@ -1,6 +1,6 @@
 """The verdict on the texts of an answer: at once where that is quick, by a process of its own where it is not.
 
-In this order: streams that are held back for it; repairs by another model; turns; checks in another process; and the judge.
+In this order: streams that are held back for it; repairs by another model; checks in another process; and the judge.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -30,6 +29,8 @@ from gateway.core.retry import Attempt, Step, Try
 from gateway.core.snapshot import Model, Target, upstream_model
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.endpoints import CHAT
+from gateway.drivers.json_schema import INLINE_BYTES, MOST_BYTES, JsonSchema, SchemaUnusable, compile_schema
+from gateway.drivers.turns import FairTurns, NotATurn
 from gateway.features.output.rules import (
     CHECKED,
     OutputResult,
@@ -42,7 +43,6 @@ from gateway.features.output.rules import (
     repaired_text,
     violation_of,
 )
-from gateway.features.output.schema import INLINE_BYTES, MOST_BYTES, OutputSchema, SchemaUnusable, compile_schema
 
 # --- a stream is held back until it has ended, or has grown too long for that ---
 
@@ -138,7 +138,7 @@ class Repairs:
         call: Call,
         bad: Attempt,
         rule: OutputRule,
-        schema: OutputSchema,
+        schema: JsonSchema,
         violation: Violation,
         text: str,
         first: int,
@@ -251,103 +251,6 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
     )
 
 
-# --- turns at something that serves one at a time: tenants take them in rotation, whoever asks for more of them ---
-
-MOST_WAITING = 16
-"""The most turns that one tenant waits for. A turn lasts up to two seconds, and nobody waits longer than ten: more would wait
-in vain.
-"""
-MOST_WAITING_BYTES = 64 * 1024 * 1024
-"""The most bytes that wait, of all tenants."""
-
-
-class NotATurn(Exception):
-    """Too much waits already."""
-
-
-class _Wait(NamedTuple):
-    turn: asyncio.Future[None]
-    size: int
-
-
-class FairTurns:
-    """Gives turns to tenants. Used by one event loop.
-
-    Invariants: at most one turn is taken; what waits is bounded in number per tenant and in bytes over all, and it is the
-    tenant with the most that gives way.
-    """
-
-    __slots__ = ("_bytes", "_served", "_waiting")
-
-    def __init__(self) -> None:
-        self._served: str | None = None
-        self._bytes = 0
-        self._waiting: OrderedDict[str, deque[_Wait]] = OrderedDict()
-
-    @asynccontextmanager
-    async def turn(self, tenant: str, size: int) -> AsyncIterator[None]:
-        """Waits for a turn of the tenant's, and gives it back at the end; `size` is what waits meanwhile, in bytes.
-
-        Raises NotATurn, at once or when others need the place.
-        """
-        if self._served is None:
-            self._served = tenant
-        else:
-            await self._wait(tenant, size)
-        try:
-            yield
-        finally:
-            self._next()
-
-    async def _wait(self, tenant: str, size: int) -> None:
-        mine = self._waiting.setdefault(tenant, deque())
-        if len(mine) >= MOST_WAITING:
-            raise NotATurn
-        wait = _Wait(asyncio.get_running_loop().create_future(), size)
-        mine.append(wait)
-        self._bytes += size
-        while self._bytes > MOST_WAITING_BYTES:
-            self._refuse_largest()
-        try:
-            await wait.turn
-        except asyncio.CancelledError:
-            if wait.turn.cancelled():
-                self._drop(tenant, wait)
-            elif wait.turn.exception() is None:  # its turn had just come
-                self._next()
-            raise
-
-    def _next(self) -> None:
-        """Hands the turn that has ended to the next tenant: to the same one only if nobody else waits."""
-        waiting, served = self._waiting, self._served
-        self._served = None
-        if served is not None and served in waiting:
-            waiting.move_to_end(served)
-        while self._served is None and waiting:
-            tenant, waits = next(iter(waiting.items()))
-            wait = waits[0]
-            self._drop(tenant, wait)
-            if not wait.turn.done():  # else it is being cancelled
-                self._served = tenant
-                wait.turn.set_result(None)
-
-    def _refuse_largest(self) -> None:
-        tenant = max(self._waiting, key=lambda one: sum([wait.size for wait in self._waiting[one]]))
-        wait = self._waiting[tenant][-1]
-        self._drop(tenant, wait)
-        if not wait.turn.done():
-            wait.turn.set_exception(NotATurn())
-
-    def _drop(self, tenant: str, wait: _Wait) -> None:
-        mine = self._waiting.get(tenant)
-        if mine is None or wait not in mine:
-            return
-        mine.remove(wait)
-        self._bytes -= wait.size
-        if not mine:
-            del self._waiting[tenant]
-
-
 # --- checks that take long, in a process of their own: bounded in time and memory, one at a time, tenants in turn ---
 
 CPU_S = 2
@@ -371,7 +274,7 @@ class CheckerProcess:
     def __init__(self) -> None:
         self._turns = FairTurns()
 
-    async def violation(self, schema: OutputSchema, text: bytes, tenant: str) -> Violation | None:
+    async def violation(self, schema: JsonSchema, text: bytes, tenant: str) -> Violation | None:
         """Returns where the text breaks the schema; cancelling it ends the process. Raises CheckFailed."""
         try:
             async with self._turns.turn(tenant, len(text)):
@@ -381,7 +284,7 @@ class CheckerProcess:
         except OSError as error:
             raise CheckFailed(str(error)) from error
 
-    async def _checked(self, schema: OutputSchema, text: bytes) -> Violation | None:
+    async def _checked(self, schema: JsonSchema, text: bytes) -> Violation | None:
         child = await asyncio.create_subprocess_exec(
             *(
                 sys.executable,
@@ -439,10 +342,10 @@ class Schemas:
     __slots__ = ("_bytes", "_known")
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, tuple[int, OutputSchema | None]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[int, JsonSchema | None]] = OrderedDict()
         self._bytes = 0
 
-    def of(self, call: Call, rule: OutputRule) -> OutputSchema | OutputResult | None:
+    def of(self, call: Call, rule: OutputRule) -> JsonSchema | OutputResult | None:
         """Returns the schema of the call's answer; None: there is none; `skipped`: there is one, which cannot be used here."""
         if call.endpoint.name not in CHECKED:
             return None
@@ -459,7 +362,7 @@ class Schemas:
         schema = None if form is None else self._compiled(form)
         return OutputResult.SKIPPED if schema is None else schema
 
-    def _compiled(self, form: Any) -> OutputSchema | None:
+    def _compiled(self, form: Any) -> JsonSchema | None:
         try:
             source = orjson.dumps(form)
         except TypeError:
@@ -509,7 +412,7 @@ class Judge:
         self._apart = CheckerProcess()
 
     async def verdict(
-        self, schema: OutputSchema, texts: Sequence[OutputText] | None, within_s: float, tenant: str
+        self, schema: JsonSchema, texts: Sequence[OutputText] | None, within_s: float, tenant: str
     ) -> OutputVerdict:
         """Returns the verdict, after `within_s` seconds at the latest: what takes or waits longer is skipped."""
         at_once = self.verdict_at_once(schema, texts)
@@ -521,7 +424,7 @@ class Judge:
         except (CheckFailed, TimeoutError):
             return OutputVerdict(OutputResult.SKIPPED)
 
-    async def _verdict(self, schema: OutputSchema, texts: Sequence[OutputText], tenant: str) -> OutputVerdict:
+    async def _verdict(self, schema: JsonSchema, texts: Sequence[OutputText], tenant: str) -> OutputVerdict:
         bad: list[BadText] = []
         for one in texts:
             text = one.text.encode("utf-8", "surrogatepass")
@@ -534,7 +437,7 @@ class Judge:
                 bad.append(BadText(one, violation))
         return OutputVerdict(OutputResult.INVALID, bad) if bad else OutputVerdict(OutputResult.VALID)
 
-    def verdict_at_once(self, schema: OutputSchema, texts: Sequence[OutputText] | None) -> OutputVerdict | None:
+    def verdict_at_once(self, schema: JsonSchema, texts: Sequence[OutputText] | None) -> OutputVerdict | None:
         """Returns the verdict; None: it would take long."""
         if not texts:
             return OutputVerdict(OutputResult.SKIPPED)

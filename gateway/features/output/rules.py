@@ -18,7 +18,7 @@ import orjson
 
 from gateway.core.openai.sse import event_json, json_object, split_events
 from gateway.core.snapshot import Setting
-from gateway.features.output.schema import OutputSchema
+from gateway.drivers.json_schema import JsonSchema
 
 OUTPUT_INVALID: Final = "output_invalid"
 """The class of an attempt whose answer broke its rule, and the code of the error."""
@@ -61,7 +61,7 @@ class Violation(NamedTuple):
 class OutputRule:
     """What an answer has to be, and what is done about one that is not."""
 
-    schema: OutputSchema | None = None
+    schema: JsonSchema | None = None
     """None: the one that the request itself names (`response_format`, `text.format`); a request without one is not checked."""
     retry: int = 0
     """The times that the same request is sent again."""
@@ -243,7 +243,7 @@ def added_usage(endpoint: str, first: Any, input_tokens: int, output_tokens: int
 NO_JSON = Violation("json", "")
 
 
-def violation_of(schema: OutputSchema, text: bytes) -> Violation | None:
+def violation_of(schema: JsonSchema, text: bytes) -> Violation | None:
     """Returns where a model's text breaks the schema; None: nowhere. A code fence around JSON is no JSON.
 
     Takes as long as it takes: ask `schema.is_dear` first.

@@ -49,6 +49,7 @@ from gateway.core.snapshot import Target
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.conversion import as_stream, as_whole
 from gateway.dialects.last_word import is_last_word
+from gateway.drivers.json_schema import JsonSchema
 from gateway.features.output.judging import (
     MOST_BODY,
     HeldStream,
@@ -73,7 +74,6 @@ from gateway.features.output.rules import (
     texts_of,
     with_texts,
 )
-from gateway.features.output.schema import OutputSchema
 
 LONGEST_CHECK_S = 10.0
 """Seconds of waiting for a turn and of the check itself, together."""
@@ -87,7 +87,7 @@ class OutputCheck:
     """The result of the check; None: not known, or not yet."""
     violation: Violation | None = None
     """The last one, also where the answer was mended after it."""
-    schema: OutputSchema | None = None
+    schema: JsonSchema | None = None
     """The schema that the answer has to fit; None: it is not checked."""
     texts: StreamedTexts | None = None
     """Those of a stream that is relayed, as they pass."""
@@ -210,7 +210,7 @@ class Outputs(CallFeature):
             return None
         return {"output": str(check.result)} | ({"output_rule": str(check.violation)} if check.violation else {})
 
-    async def _first_good(self, call: Call, rule: OutputRule, schema: OutputSchema, check: OutputCheck) -> Opened:
+    async def _first_good(self, call: Call, rule: OutputRule, schema: JsonSchema, check: OutputCheck) -> Opened:
         opened: Opened | None = await self._attempts.open(call)
         bad: _Checked | None = None
         first = 0
@@ -328,7 +328,7 @@ class Outputs(CallFeature):
         return targets if allows_retry(rule, check.retries, spent_usd(call.attempts, first), usd) else []
 
     async def _repaired(
-        self, call: Call, rule: OutputRule, schema: OutputSchema, bad: _Checked, first: int
+        self, call: Call, rule: OutputRule, schema: JsonSchema, bad: _Checked, first: int
     ) -> Opened | None:
         """Returns the answer with corrected texts in place of those that break the rule; None: there are none."""
         if rule.repair_with is None:

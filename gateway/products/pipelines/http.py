@@ -20,6 +20,9 @@ from gateway.core.types import Endpoint
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.output.schema import SchemaUnusable, compile_schema
+from gateway.drivers.json_schema import SchemaUnusable, compile_schema
+from gateway.features.runs.rules import WORKFLOWS, RunPart, WorkflowRules
+from gateway.features.runs.step import OTHERS
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.calls import StepOfRun
 from gateway.products.jobs.model import Job, StoredAnswer

@@ -20,8 +20,8 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Model, Rates, Target
 from gateway.core.telemetry import JsonLines
 from gateway.dialects.endpoints import EMBEDDINGS
+from gateway.drivers.json_schema import compile_schema
 from gateway.features.output.rules import AtLast, OutputRule
-from gateway.features.output.schema import compile_schema
 from gateway.features.output.service import CHECK, OutputInvalid
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import (

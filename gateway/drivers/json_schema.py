@@ -1,4 +1,4 @@
-"""One JSON Schema, compiled once, and what it says of an answer's text.
+"""JSON Schemas, compiled once, and what they say of a text: of an answer, or of an input.
 
 In this order: the work of a schema's patterns; the work of its subschemas; and the compiled schema. The validator is the Rust
 library behind the package `jsonschema-rs` (the extra `output`), imported when the first schema is compiled. Nothing is fetched:
@@ -336,7 +336,7 @@ class SchemaUnusable(ValueError):
     """The schema is none, or is outside the bounds; the message says why, in words for whoever wrote it."""
 
 
-class OutputSchema:
+class JsonSchema:
     """A compiled schema."""
 
     __slots__ = ("_names", "_patterns", "_validator", "_weights", "digest", "source")
@@ -400,7 +400,7 @@ def is_installed() -> bool:
     return find_spec("jsonschema_rs") is not None
 
 
-def compile_schema(source: bytes) -> OutputSchema:
+def compile_schema(source: bytes) -> JsonSchema:
     """Returns the compiled schema. Raises SchemaUnusable; also where the extra is not installed."""
     if len(source) > MOST_BYTES:
         raise SchemaUnusable(f"it has {len(source)} bytes; at most {MOST_BYTES} are allowed")
@@ -431,7 +431,7 @@ def compile_schema(source: bytes) -> OutputSchema:
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise SchemaUnusable(f"it is no JSON Schema that can be used: {_first_line(error)}") from None
-    return OutputSchema(source, value, validator, weights, patterns)
+    return JsonSchema(source, value, validator, weights, patterns)
 
 
 def depth_of(text: bytes) -> int:
