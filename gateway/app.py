@@ -63,6 +63,8 @@ from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, JobSettings
 from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
 from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics
+from gateway.features.ownership.http import object_routes
+from gateway.features.ownership.service import ObjectMetrics
 from gateway.features.reuse.http import cache_routes
 from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
 from gateway.features.runs.http import RunRoutes, workflow_routes
@@ -104,6 +106,8 @@ if is_installed("gateway.features.degrade"):
     from gateway.features.degrade.service import DegradeMetrics
 if is_installed("gateway.features.grouping"):
     from gateway.features.grouping.service import GroupMetrics
+if is_installed("gateway.features.output"):
+    from gateway.features.output.service import OutputMetrics
 if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.http import object_routes
     from gateway.features.ownership.service import ObjectMetrics
@@ -148,7 +152,7 @@ class ProductMeters:
         self.objects = ObjectMetrics() if is_installed("gateway.features.ownership") else None
         self.thinking = ThinkingMetrics()
         self.jobs = JobMeter(telemetry.metrics) if is_installed("gateway.products.jobs") else None
-        self.outputs = OutputMetrics()
+        self.outputs = OutputMetrics() if is_installed("gateway.features.output") else None
         self.groups = GroupMetrics() if is_installed("gateway.features.grouping") else None
         self.runs = RunCounter()
         self.degrade = DegradeMetrics() if is_installed("gateway.features.degrade") else None
@@ -163,7 +167,8 @@ class ProductMeters:
         telemetry.register(self.thinking)
         if self.jobs is not None:
             telemetry.register(self.jobs)
-        telemetry.register(self.outputs)
+        if self.outputs is not None:
+            telemetry.register(self.outputs)
         if self.groups is not None:
             telemetry.register(self.groups)
         if self.jobs is not None:

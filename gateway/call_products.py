@@ -13,6 +13,8 @@ from gateway.core.call import CallProduct
 from gateway.core.clock import Clock
 from gateway.core.pipeline import Pipeline
 from gateway.features.output.service import OutputMetrics, Outputs
+from gateway.drivers.opening import Store
+from gateway.features.ownership.service import Ownership
 from gateway.features.reuse.inspect import Savings
 from gateway.features.reuse.service import Replays
 from gateway.features.runs.steps import StepCalls
@@ -33,6 +35,8 @@ if is_installed("gateway.features.degrade"):
     from gateway.features.degrade.service import DegradeMetrics, SlowModels
 if is_installed("gateway.features.background_charges"):
     from gateway.features.background_charges import Deferred
+if is_installed("gateway.features.output"):
+    from gateway.features.output.service import OutputMetrics, Outputs
 if is_installed("gateway.features.grouping"):
     from gateway.features.grouping.service import GroupMetrics, Groups
 
@@ -59,7 +63,7 @@ class CallProducts:
     """Lowers what calls to a slow model ask for; caches have seen the call as its client sent it."""
     deferred: Deferred | None
     """Charges responses that end later."""
-    outputs: Outputs
+    outputs: Outputs | None
     """Checks answers against their schema, and asks again."""
     groups: Groups | None
     """Sends calls together."""
@@ -103,7 +107,9 @@ def install_products(
         if is_installed("gateway.features.degrade")
         else None,
         deferred=Deferred(admission) if is_installed("gateway.features.background_charges") else None,
-        outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch, output_metrics),
+        outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch, output_metrics)
+        if is_installed("gateway.features.output")
+        else None,
         groups=Groups(clock, admission, pipeline.attempts, group_metrics)
         if is_installed("gateway.features.grouping")
         else None,

@@ -21,6 +21,7 @@ DELETABLE = (
     "gateway.features.background_charges",
     "gateway.features.degrade",
     "gateway.features.grouping",
+    "gateway.features.output",
     "gateway.features.ownership",
     "gateway.features.sdk_retries",
     "gateway.features.semantic",
@@ -30,12 +31,6 @@ DELETABLE = (
 )
 """The products without which a gateway runs; where one goes, those that need it go with it (`NEEDS`)."""
 IN_THE_WAY: Final[dict[str, set[str]]] = {
-    "gateway.features.output": {
-        "admin",
-        "gateway.products.batches",
-        "gateway.products.jobs",
-        "gateway.products.pipelines",
-    },
     "gateway.features.reuse": {
         "admin",
         "features",
@@ -84,7 +79,9 @@ def test_a_gateway_without_a_product_serves_calls(package: str, tmp_path: Path) 
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("package", ["gateway.features.degrade", "gateway.products.jobs.webhooks"])
+@pytest.mark.parametrize(
+    "package", ["gateway.features.degrade", "gateway.features.output", "gateway.products.jobs.webhooks"]
+)
 def test_the_tests_of_the_core_pass_without_the_folder_of_a_product(package: str, tmp_path: Path) -> None:
     """In a copy of the tree, from which the folder is really deleted."""
     for part in ("gateway", "policies", "tests"):

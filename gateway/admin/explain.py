@@ -28,7 +28,6 @@ from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Pha
 from gateway.dialects import http as door
 from gateway.dialects.endpoints import ENDPOINTS
 from gateway.dialects.target_languages import Conversion
-from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 from gateway.features.reuse.rules import CACHING, Caching, applies
 from gateway.features.runs.rules import KEY_WORKFLOW, OTHER, WORKFLOWS, RunPart
 from gateway.features.runs.step import part_of, run_words
@@ -46,6 +45,8 @@ if is_installed("gateway.features.grouping"):
     from gateway.features.grouping.rules import GROUPING, RESULTS
 if is_installed("gateway.products.pipelines"):
     from gateway.products.pipelines.compile import PIPELINE
+if is_installed("gateway.features.output"):
+    from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 
 _CHARGES = {
     "max": "the larger of input tokens and max_tokens",
@@ -127,7 +128,7 @@ def _lines(
     yield from _retries(model.retries)
     if is_installed("gateway.features.grouping"):
         yield from _grouping(endpoint, model)
-    if (output := OUTPUT.of(model)) is not None and endpoint.name in CHECKED:
+    if is_installed("gateway.features.output") and (output := OUTPUT.of(model)) and endpoint.name in CHECKED:
         yield f"output    {_output(output, is_stream=peeked.stream)}"
     yield from explain_job(policy, endpoint, key, peeked, model, body)
     if (keeping := explain_keeping(policy, endpoint, key, peeked, model)) is not None:

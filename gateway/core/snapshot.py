@@ -477,6 +477,8 @@ class Policies:
 
 READS_FORMS: Final[Setting[bool]] = Setting("reads_forms", False)
 """On the snapshot: a product reads the forms of requests that are passed through, so none is relayed piece by piece."""
+CHECKS_ANSWERS: Final[Setting[bool]] = Setting("checks_answers", False)
+"""On a model: a product checks the texts of its answers, call by call, so they come from no provider's Batch API."""
 
 # --- a request as decisions see it: a call without its ledgers; and what a key or a request makes of a model ---
 

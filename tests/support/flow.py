@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -187,15 +187,7 @@ class Recorder:
     began_count: int = 0
     waits: list[tuple[str, float]] = field(default_factory=list)
     denied: list[str] = field(default_factory=list)
-    output_metrics: OutputMetrics = field(default_factory=OutputMetrics)
-    group_metrics: GroupMetrics = field(default_factory=GroupMetrics)
     moves: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def outputs(self) -> list[tuple[str, ...]]:
-        """The model and the result of each check, those of one kind together."""
-        totals = self.output_metrics.output_checks.totals
-        return [(model, str(result)) for (model, result), number in totals.items() for _ in range(int(number))]
 
     def began(self) -> None:
         self.began_count += 1
@@ -250,6 +242,8 @@ class Bench:
     caching: Caching = field(default_factory=Caching)
     store: Store | None = None
     """None: in memory."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """The metrics of products that a test looks at, by the names of `install_products`."""
 
     def __post_init__(self) -> None:
         self.policy = _policy(self._model(), self.bounds, self.keys)
@@ -262,13 +256,7 @@ class Bench:
         """Makes the pipeline anew, with all products around its calls."""
         assert self.store is not None
         self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
-        self.products = install_products(
-            self.pipeline,
-            with_parts(self.store),
-            runs=runs,
-            output_metrics=self.meter.output_metrics,
-            group_metrics=self.meter.group_metrics,
-        )
+        self.products = install_products(self.pipeline, with_parts(self.store), runs=runs, **self.metrics)
 
     @property
     def account(self) -> CallRecord:
@@ -314,13 +302,7 @@ class Bench:
         )
 
     def call(self, **changes: object) -> Call:
-        """A call to the model.
-
-        `output` is a rule for its answer, `group_most` how many inputs go together; what `SLOTS` names is put there.
-        `sdk_retry` counts its tries.
-        """
-        rule: Any = changes.pop("output", None)
-        most: Any = changes.pop("group_most", 0)
+        """A call to the model. What `SLOTS` names is put there; `sdk_retry` counts its tries."""
         fields: dict[str, Any] = {
             "id": "req_1",
             "endpoint": CHAT,
@@ -345,10 +327,6 @@ class Bench:
             changes["earlier_tries"] = changes.pop("sdk_retry")
         state = {slot: changes.pop(name) for name, slot in SLOTS.items() if name in changes}
         call = Call(**(fields | changes))
-        if rule is not None:
-            set_rule(call, rule)
-        if most:
-            GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, most))
         for slot, value in state.items():
             if value is not None:
                 slot.put(call, value)

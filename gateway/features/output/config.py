@@ -13,7 +13,7 @@ from gateway.core.config.fields import Amount, Section, Text, Whole
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings
 from gateway.core.config.schema import Entry, ModelEntry, check, check_part
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.core.snapshot import Model, PolicySnapshot
+from gateway.core.snapshot import CHECKS_ANSWERS, Model, PolicySnapshot
 from gateway.drivers.json_schema import (
     MOST_BYTES,
     NOT_INSTALLED,
@@ -56,7 +56,8 @@ class OutputSection(SectionSpec):
     def read_model(self, reading: ConfigReading, name: str, entry: ModelEntry) -> Settings:
         if self.of_model.of(entry) is None:
             return {}
-        return {OUTPUT: read_output(reading, name)}
+        rule = read_output(reading, name)
+        return {OUTPUT: rule, CHECKS_ANSWERS: rule is not None}
 
     def answer_parts(self, model: Model) -> list[str]:
         rule = OUTPUT.of(model)

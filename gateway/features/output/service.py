@@ -38,7 +38,7 @@ from gateway.core.call import (
     Whole,
 )
 from gateway.core.clock import Clock
-from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, ShuttingDown
+from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InvalidRequest, ShuttingDown
 from gateway.core.ledger import cost_usd, whole_usage
 from gateway.core.metrics import Counts, MetricTable
 from gateway.core.openai.sse import json_object
@@ -49,7 +49,7 @@ from gateway.core.snapshot import Target
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.conversion import as_stream, as_whole
 from gateway.dialects.last_word import is_last_word
-from gateway.drivers.json_schema import JsonSchema
+from gateway.drivers.json_schema import JsonSchema, SchemaUnusable, compile_schema
 from gateway.features.output.judging import (
     MOST_BODY,
     HeldStream,
@@ -105,6 +105,53 @@ def set_rule(call: Call, rule: OutputRule) -> None:
     """Gives a call a rule of its own, in place of its model's: what was good enough for another rule is another answer."""
     RULE.put(call, rule)
     VARIANT.put(call, rule.digest)
+
+
+MOST_RULES = 64
+"""The compiled rules that are remembered."""
+
+
+class DeclaredRules:
+    """The rules that makers of calls have as plain data, each compiled when it is first needed."""
+
+    __slots__ = ("_rules",)
+
+    def __init__(self) -> None:
+        self._rules: dict[bytes, OutputRule] = {}
+
+    def set_for(self, call: Call, declared: Mapping[str, Any] | None, *, is_held: bool) -> None:
+        """Gives a call the rule that is declared for its answer, `schema` and `on_invalid`; None: it has that of its model.
+
+        `is_held`: its stream is held back until it has been checked. Raises InvalidRequest where the schema is of no use here.
+        """
+        if call.endpoint.name not in CHECKED:
+            return
+        rule = None if declared is None else self._compiled(declared)
+        if is_held:
+            held = OUTPUT.of(call.model) if rule is None else rule
+            rule = replace(held, stream="buffer") if held is not None and held.stream == "relay" else rule
+        if rule is not None:
+            set_rule(call, rule)
+
+    def _compiled(self, declared: Mapping[str, Any]) -> OutputRule:
+        source = orjson.dumps(declared)
+        rule = self._rules.get(source)
+        if rule is None:
+            if len(self._rules) >= MOST_RULES:
+                self._rules.clear()
+            rule = self._rules[source] = _rule_of(declared)
+        return rule
+
+
+def _rule_of(declared: Mapping[str, Any]) -> OutputRule:
+    invalid = declared.get("on_invalid") or {}
+    try:
+        schema = compile_schema(orjson.dumps(declared["schema"]))
+    except SchemaUnusable as error:
+        raise InvalidRequest(f"The schema of the step cannot be used here: {error}", param="output") from None
+    return OutputRule(
+        schema, invalid.get("retry", 0), invalid.get("repair_with"), invalid.get("then", "fail"), stream="relay"
+    )
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ of a caller's own, ever.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from gateway.core import request_fields
@@ -19,21 +18,20 @@ from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePla
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.dialects.endpoints import WORK
-from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
-from gateway.features.output.service import set_rule
 from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.installed import is_installed
 from gateway.products.jobs.calls import STRICT, StoredRequest
 from gateway.products.pipelines.http import StepRules
+from gateway.products.pipelines.http import part_of_step
 
 HAS_GROUPS: Final = is_installed("gateway.features.grouping")
 if HAS_GROUPS:
     from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
     from gateway.features.grouping.service import GROUP_RULES
-HAS_PIPELINES: Final = is_installed("gateway.products.pipelines")
-if HAS_PIPELINES:
-    from gateway.products.pipelines.http import StepRules, part_of_step
+HAS_OUTPUT: Final = is_installed("gateway.features.output")
+if HAS_OUTPUT:
+    from gateway.features.output.service import DeclaredRules
 
 _BY_PATH: Mapping[str, Endpoint] = {prefix + one.path: one for one in WORK for prefix in ("/v1", "")}
 
@@ -57,7 +55,7 @@ class CallMaker:
         self._runs = runs
         self._plans = RoutePlans(policies.current)
         self._large_bodies = LargeBodies()
-        self._steps = StepRules() if HAS_PIPELINES else None
+        self._output_rules = DeclaredRules() if HAS_OUTPUT else None
         self._keys: tuple[PolicySnapshot | None, dict[str, Key]] = None, {}
 
     async def __call__(self, request: StoredRequest) -> Call:
@@ -99,10 +97,14 @@ class CallMaker:
             parsed=peeked.parsed,
             large=peeked.large,
         )
-        rule = self._own_rule(request, plan)
-        if rule is not None:
-            set_rule(call, rule)
         step = request.step
+        output = None if step is None else step.output
+        if self._output_rules is not None:
+            self._output_rules.set_for(call, output, is_held=request.is_held)
+        elif output is not None:  # its run began where answers were checked
+            raise InvalidRequest(
+                "The step's answer has to keep a schema, and `output` is not installed.", param="output"
+            )
         if step is None:
             self._runs.join(call, request.part, request.lost_tries)
         else:
@@ -112,16 +114,6 @@ class CallMaker:
         if request.idempotency_key is not None:
             SENT_KEY.put(call, request.idempotency_key)
         return call
-
-    def _own_rule(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:
-        """Returns what the answer has to be, if that is not what its model says; None: it is."""
-        own = None
-        if request.step is not None and self._steps is not None:
-            own = self._steps.rule_of(request.step, plan.endpoint)
-        if not request.is_held:
-            return own
-        rule = OUTPUT.of(plan.model) if own is None and plan.endpoint.name in CHECKED else own
-        return replace(rule, stream="buffer") if rule is not None and rule.stream == "relay" else own
 
     async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:
         index = dict(request.headers)

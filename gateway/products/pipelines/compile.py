@@ -17,7 +17,7 @@ import orjson
 
 from gateway.core.snapshot import Model, PolicySnapshot, Setting, with_settings
 from gateway.core.types import Lane
-from gateway.features.output.rules import CHECKED
+from gateway.installed import is_installed
 from gateway.products.jobs.rules import JOB_RULES, JOBS
 from gateway.products.pipelines.templates import (
     Condition,
@@ -31,6 +31,8 @@ from gateway.products.pipelines.templates import (
     read_template,
 )
 
+HAS_OUTPUT: Final = is_installed("gateway.features.output")
+"""Whether the answers of steps can be checked."""
 PREFIX: Final = "pipelines/"
 """The beginning of the names of pipelines as models."""
 MOST_STEPS: Final = 50
@@ -254,7 +256,9 @@ def _read_step(name: str, entry: Mapping[str, Any], problems: list[PlanProblem])
     on_failure = _read_on_failure(entry, path, problems, is_many=each is not None)
     if not branches:
         return None
-    if entry.get("output") is not None and branches[0].call.endpoint not in CHECKED:
+    if entry.get("output") is not None and not HAS_OUTPUT:
+        problems.append(PlanProblem((*path, "output"), "needs the product `output`, which is not installed"))
+    elif entry.get("output") is not None and "text" not in FIELDS[branches[0].call.endpoint]:
         problem = f"is for answers that are texts: no schema is held against those of {branches[0].call.endpoint}"
         problems.append(PlanProblem((*path, "output"), problem))
     needs = {place.step for branch in branches for place in places_of(branch.call.body) if place.step is not None}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import orjson
 
 from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
-from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Accounts
 from gateway.core.render import error_object
 from gateway.core.types import Endpoint
@@ -21,6 +22,7 @@ from gateway.drivers.durability import JobsUnavailable
 from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.output.schema import SchemaUnusable, compile_schema
 from gateway.drivers.json_schema import SchemaUnusable, compile_schema
+from gateway.core.snapshot import PolicySnapshot
 from gateway.features.runs.rules import WORKFLOWS, RunPart, WorkflowRules
 from gateway.features.runs.step import OTHERS
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
@@ -125,37 +127,6 @@ class PipelineAnswers(CallFeature):
             return job, None
 
 
-# --- a call for a step of a pipeline: a part of its run, whose answer may have to fit a schema ---
-
-MOST_RULES = 64
-"""The compiled rules that are remembered."""
+# --- a call for a step of a pipeline: a part of its run ---
 
 
-class StepRules:
-    """The rules for the answers of steps, each compiled when it is first asked for."""
-
-    def __init__(self) -> None:
-        self._rules: dict[bytes, OutputRule] = {}
-
-    def rule_of(self, step: StepOfRun, endpoint: Endpoint) -> OutputRule | None:
-        """Returns what the step says of its answer; None: nothing. Raises InvalidRequest where the schema is of no use here."""
-        if step.output is None or endpoint.name not in CHECKED:
-            return None
-        source = orjson.dumps(step.output)
-        rule = self._rules.get(source)
-        if rule is None:
-            if len(self._rules) >= MOST_RULES:
-                self._rules.clear()
-            rule = self._rules[source] = _compiled(step.output)
-        return rule
-
-
-def _compiled(fields: Mapping[str, Any]) -> OutputRule:
-    invalid = fields.get("on_invalid") or {}
-    try:
-        schema = compile_schema(orjson.dumps(fields["schema"]))
-    except SchemaUnusable as error:
-        raise InvalidRequest(f"The schema of the step cannot be used here: {error}", param="output") from None
-    return OutputRule(
-        schema, invalid.get("retry", 0), invalid.get("repair_with"), invalid.get("then", "fail"), stream="relay"
-    )

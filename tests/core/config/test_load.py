@@ -16,7 +16,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.request_fields import find_model
-from gateway.core.snapshot import Dialect, PolicySnapshot, Provider
+from gateway.core.snapshot import CHECKS_ANSWERS, Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.dialects.config import DialectLanguages
 from gateway.features.grouping.rules import GROUPING, GroupRules
@@ -1182,6 +1182,8 @@ def test_a_models_output_is_compiled_and_every_mistake_is_told(tmp_path: Path) -
     assert compiled is not None
     assert (compiled.retry, compiled.repair_with, compiled.at_last, compiled.stream) == (2, "gpt-4o", "fail", "relay")
     assert str(tmp_path / "good.json") in rule.files
+    assert CHECKS_ANSWERS.of(rule.models["gpt-4o"])
+    assert not CHECKS_ANSWERS.of(load_text(tmp_path, GOOD).models["gpt-4o"])
     assert load_text(tmp_path, models("{schema: request}")).digest != load_text(tmp_path, GOOD).digest
     at = "config.yaml:4: models.gpt-4o.output"
     for said, problem in (

@@ -20,8 +20,8 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Rates, with_settings
 from gateway.core.types import LANES, ErrorClass, Outgoing, Phase, Skip, UpstreamFailed
 from gateway.dialects.endpoints import EMBEDDINGS, MODERATIONS
-from gateway.features.grouping.rules import GROUPING, GroupRules
-from gateway.features.grouping.service import GROUP
+from gateway.features.grouping.rules import GROUPING, LINES_WINDOW_S, GroupRules
+from gateway.features.grouping.service import GROUP, GROUP_RULES, GroupMetrics
 from gateway.features.reuse.rules import Caching
 from tests.rows import rows
 from tests.support.flow import Bench, Broken, Script, ScriptedAnswer, failed, whole
@@ -88,14 +88,24 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.provider = Embedder()
-        self.bench = Bench([self.provider], clock=self.clock, rates=Rates(1e-3, 0, 1e-3), **self.options)  # type: ignore[list-item]  # it sends
+        self.metrics = GroupMetrics()
+        self.bench = Bench(
+            [self.provider],  # type: ignore[list-item]  # it sends
+            clock=self.clock,
+            rates=Rates(1e-3, 0, 1e-3),
+            metrics={"group_metrics": self.metrics},
+            **self.options,
+        )
         self.model = with_settings(self.bench.policy.models["m"], {GROUPING: self.rules})
 
-    def call(self, said: Any, **changes: Any) -> Call:
-        """A call for the embedding of this."""
+    def call(self, said: Any, group_most: int = 0, **changes: Any) -> Call:
+        """A call for the embedding of this; `group_most` is how many inputs go together by a rule of its own."""
         body = changes.pop("body", {"model": "m", "input": said})
         usual = {"endpoint": EMBEDDINGS, "path": "/embeddings", "model": self.model}
-        return self.bench.call(body=orjson.dumps(body), **{**usual, **changes})
+        call = self.bench.call(body=orjson.dumps(body), **{**usual, **changes})
+        if group_most:
+            GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, group_most))
+        return call
 
     async def ask(self, said: Any, after_s: float = 0.0, **changes: Any) -> tuple[Call, Reply]:
         """A call and its answer."""
@@ -426,7 +436,7 @@ def test_a_group_is_counted_once_and_so_is_each_of_its_calls() -> None:
     async def story(stage: Stage) -> None:
         await stage.ask_all("a", "bb", "ccc")
         await stage.ask_all("a", "bb")
-        metrics = stage.bench.meter.group_metrics
+        metrics = stage.metrics
         assert stage.provider.sizes == [3, 2]
         assert dict(metrics.groups.totals) == {("m",): 2}
         assert dict(metrics.grouped_calls.totals) == {("m",): 5}

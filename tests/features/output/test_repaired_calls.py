@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.balancing import Backoff, Hedging, Retries
-from gateway.core.call import Reply, RouteFacts
+from gateway.core.call import Call, Reply, RouteFacts
 from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits
@@ -22,7 +22,7 @@ from gateway.core.telemetry import JsonLines
 from gateway.dialects.endpoints import EMBEDDINGS
 from gateway.drivers.json_schema import compile_schema
 from gateway.features.output.rules import AtLast, OutputRule
-from gateway.features.output.service import CHECK, OutputInvalid
+from gateway.features.output.service import CHECK, OutputInvalid, OutputMetrics, set_rule
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import (
     CHAT,
@@ -70,7 +70,7 @@ def events(text: str, *, usage: bool = True, done: bool = True) -> list[bytes]:
 
 @dataclass
 class OutputBench(Bench):
-    """A bench whose policy has a second model, `helper`, for repairs."""
+    """A bench whose policy has a second model, `helper`, for repairs; its calls may be made with a rule, `output`."""
 
     repairs: Sequence[Script] = ()
     helper: ScriptedUpstream = field(init=False)
@@ -78,6 +78,8 @@ class OutputBench(Bench):
 
     def __post_init__(self) -> None:
         self.helper = ScriptedUpstream(*self.repairs)
+        self.output_metrics = OutputMetrics()
+        self.metrics = {"output_metrics": self.output_metrics}
         super().__post_init__()
         target = Target(
             "h/big", "h", "big", self.helper, CLOCKS, errors=ERRORS, account="h", find_rates=lambda _model: CHEAP
@@ -85,6 +87,19 @@ class OutputBench(Bench):
         helper = Model("helper", (target,), (target,), retries=self.retries)
         self.policy = replace(self.policy, models={**self.policy.models, "helper": helper})
         self.admission.install(self.policy)
+
+    @property
+    def outputs(self) -> list[tuple[str, ...]]:
+        """The model and the result of each check, those of one kind together."""
+        totals = self.output_metrics.output_checks.totals
+        return [(model, str(result)) for (model, result), number in totals.items() for _ in range(int(number))]
+
+    def call(self, **changes: object) -> Call:
+        rule: Any = changes.pop("output", None)
+        call = super().call(**changes)
+        if rule is not None:
+            set_rule(call, rule)
+        return call
 
 
 def bench_of(*scripts: Script, repairs: Sequence[Script] = (), **changes: Any) -> OutputBench:
@@ -104,7 +119,7 @@ async def test_a_good_answer_passes_untouched_and_is_counted() -> None:
     bench = bench_of(whole(answer(GOOD)))
     reply, body = await bench.serve(output=RULE, body=BODY)
     assert (body, output_of(reply)) == (answer(GOOD), b"valid")
-    assert bench.meter.outputs == [("m", "valid")]
+    assert bench.outputs == [("m", "valid")]
     assert (bench.account.outcome, bench.account.call.attempts[0].error_class) == ("ok", None)
 
 
@@ -121,7 +136,7 @@ async def test_what_is_no_violation_passes(given: bytes, result: str) -> None:
     bench = bench_of(whole(given))
     reply, body = await bench.serve(output=replace(RULE, retry=3), body=BODY)
     assert (body, output_of(reply)) == (given, result.encode())
-    assert bench.meter.outputs == [("m", result)]
+    assert bench.outputs == [("m", result)]
 
 
 async def test_the_log_line_names_the_result_and_the_rule_that_an_answer_broke() -> None:
@@ -146,6 +161,7 @@ def test_it_costs_nothing_where_nobody_can_have_asked_for_it() -> None:
     facts = RouteFacts(bench.policy, Key("web", "web", b""), bench.policy.models["m"], CHAT, False)
     internal = replace(facts, is_internal=True)
     outputs = bench.products.outputs
+    assert outputs is not None
     assert outputs.for_route(facts, frozenset()) is None
     assert outputs.for_route(internal, frozenset()) is outputs
     assert outputs.for_route(replace(internal, endpoint=EMBEDDINGS), frozenset()) is None
@@ -155,7 +171,7 @@ async def test_an_error_of_the_provider_is_nobodys_violation() -> None:
     refusal = b'{"error": {"message": "no", "type": "invalid_request_error", "param": null, "code": "bad"}}'
     bench = bench_of(whole(refusal, 400))
     reply, _ = await bench.serve(output=replace(RULE, retry=3), body=BODY)
-    assert (reply.status, bench.meter.outputs) == (400, [])
+    assert (reply.status, bench.outputs) == (400, [])
 
 
 async def test_the_same_request_again_brings_a_good_answer_and_nobodys_breaker_hears_of_the_bad_one() -> None:
@@ -258,7 +274,7 @@ async def test_or_passes_as_it_came_whatever_was_tried_behind_it() -> None:
     assert (account.cost_usd or 0) + account.retries_usd == pytest.approx(2 * 280e-6)
     assert account.call.usage is not None
     assert account.call.usage.input == 200
-    assert bench.meter.outputs == [("m", "invalid")]
+    assert bench.outputs == [("m", "invalid")]
 
 
 async def test_a_retry_that_fails_on_the_way_goes_on_along_the_plan() -> None:
@@ -426,7 +442,7 @@ def test_whatever_happens_the_key_pays_what_the_providers_have_counted(
                 "": {""},
             }[last]
         )
-        assert [one for _, one in bench.meter.outputs] == ([result] if result else [])
+        assert [one for _, one in bench.outputs] == ([result] if result else [])
 
     asyncio.run(run())
 
@@ -452,10 +468,10 @@ async def test_the_requests_own_schema_counts_and_a_bad_one_is_the_providers_to_
             await bench.serve(**asking(schema))
         except OutputInvalid:
             assert result == "invalid"
-        assert bench.meter.outputs == [("m", result)]
+        assert bench.outputs == [("m", result)]
     bench = bench_of(whole(answer("free text")))
     reply, _ = await bench.serve(output=OutputRule(), body=BODY)
-    assert (output_of(reply), bench.meter.outputs, CHECK.find(bench.account.call)) == (None, [], None)
+    assert (output_of(reply), bench.outputs, CHECK.find(bench.account.call)) == (None, [], None)
 
 
 async def test_a_response_is_checked_by_its_text_format() -> None:
@@ -520,17 +536,17 @@ async def test_a_relayed_stream_passes_and_is_counted_and_a_bad_one_is_not_kept(
                 output=RULE, body=BODY, parsed=orjson.loads(BODY), stream=True, stream_options={"include_usage": True}
             )
             assert body == b"".join(events(text))
-        assert [one for _, one in bench.meter.outputs] == [result] * sent
+        assert [one for _, one in bench.outputs] == [result] * sent
         assert len(bench.upstreams[0].sent) == sent
 
 
 async def test_a_relayed_stream_that_breaks_or_has_no_last_word_is_judged_by_what_it_is() -> None:
     broken = bench_of(streamed(*events(GOOD, done=False)[:2], Broken()))
     await broken.serve(output=RULE, body=BODY, stream=True)
-    assert broken.meter.outputs == []
+    assert broken.outputs == []
     silent = bench_of(streamed(*events(BAD, done=False)))
     await silent.serve(output=RULE, body=BODY, stream=True)
-    assert silent.meter.outputs == [("m", "invalid")]
+    assert silent.outputs == [("m", "invalid")]
 
 
 async def test_a_held_stream_is_given_whole_or_retried_or_repaired() -> None:
@@ -608,7 +624,7 @@ async def test_a_stream_too_long_to_be_held_back_is_given_as_it_comes(monkeypatc
     reply, body = await bench.serve(output=replace(RULE, stream="buffer"), body=BODY, stream=True)
     assert reply.chunks is not None
     assert body.count(b"data: ") == len(events(BAD)) - 1  # without the usage that nobody has asked for
-    assert bench.meter.outputs == [("m", "skipped")]
+    assert bench.outputs == [("m", "skipped")]
     assert bench.account.outcome == "ok"
 
 

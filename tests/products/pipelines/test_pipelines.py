@@ -388,6 +388,13 @@ def test_the_models_of_a_plan_are_all_that_may_be_asked() -> None:
     assert problems_of({"a": many}) == ["is for answers that are texts: no schema is held against those of embeddings"]
 
 
+def test_without_the_product_that_checks_answers_a_rule_for_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.products.pipelines.compile.HAS_OUTPUT", False)
+
+    assert problems_of({"a": call(output={"schema": {}})}) == ["needs the product `output`, which is not installed"]
+    assert problems_of({"a": call()}) == []
+
+
 @st.composite
 def sources(draw: st.DrawFn) -> dict[str, Any]:
     """Sources without circles: each step refers to earlier ones, and stands anywhere."""

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from gateway.core.snapshot import PolicySnapshot, Provider, Target
+from gateway.core.snapshot import CHECKS_ANSWERS, PolicySnapshot, Provider, Target
 from gateway.core.types import EMULATOR
-from gateway.features.output.rules import OUTPUT
 from gateway.products.batches.input import key_named
 from gateway.products.batches.native.formats import RemoteBatch
 from gateway.products.batches.output import ENDPOINT, MODELS
@@ -80,7 +79,7 @@ def targets_of(policy: PolicySnapshot, job: Job, model_name: str, rules: BatchRu
     if job.about[ENDPOINT] not in ENDPOINTS | INLINE_ENDPOINTS:
         raise NoPart(f"no provider's Batch API has {job.about[ENDPOINT]}")
     model = policy.find_model(model_name)
-    if model is not None and OUTPUT.of(model) is not None and job.about[ENDPOINT] in CHECKED_ENDPOINTS:
+    if model is not None and CHECKS_ANSWERS.of(model) and job.about[ENDPOINT] in CHECKED_ENDPOINTS:
         raise NoPart(f"the answers of '{model_name}' are checked (output), which is done call by call")
     own = [one for one in model.targets if may_take(policy.providers[one.provider])] if model is not None else []
     if not own:

@@ -9,10 +9,9 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from gateway.core.snapshot import PolicySnapshot, with_settings
+from gateway.core.snapshot import CHECKS_ANSWERS, PolicySnapshot, with_settings
 from gateway.core.types import Upstream
 from gateway.dialects.upstream import Languages
-from gateway.features.output.rules import OUTPUT, OutputRule
 from gateway.products.batches.native.lines import LineTranslator
 from gateway.products.batches.native.rules import NoPart, plan_parts, targets_of
 from gateway.products.batches.output import ENDPOINT, MODELS
@@ -53,7 +52,7 @@ def test_a_part_goes_where_its_language_is_spoken() -> None:
 def test_answers_that_are_checked_are_asked_for_here() -> None:
     """Nobody would retry or repair what a provider's Batch API writes; of other endpoints nothing is checked."""
     rules, policy = native_rules().batches, snapshot()
-    model = with_settings(policy.models["m"], {OUTPUT: OutputRule()})
+    model = with_settings(policy.models["m"], {CHECKS_ANSWERS: True})
     checked = replace(policy, models={**policy.models, "m": model})
 
     for endpoint in ("/v1/chat/completions", "/v1/responses"):
