@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from starlette.routing import BaseRoute
 
+from gateway.admin.describe import describe
 from gateway.admin.http import (
     Gather,
     KeptFile,
@@ -39,6 +40,8 @@ from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.clock import SteadyClock, SystemClock
 from gateway.core.config.describe import describe
+from gateway.core.call import CallProduct
+from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
 from gateway.core.config.fields import SQLITE, is_loopback
 from gateway.core.config.load import load_snapshot
 from gateway.core.edge import Edge

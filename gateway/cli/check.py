@@ -11,12 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from gateway.admin.describe import describe
 from gateway.admin.explain import explain, explain_error, read_headers
 from gateway.around import products_around
 from gateway.cli.config import compile_config, settings_of
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.core.clock import SystemClock
-from gateway.core.config.describe import describe
 from gateway.core.config.error_tables import ErrorTables, read_error_tables
 from gateway.core.config.load import locate_policies
 from gateway.core.config.policies import list_error_files

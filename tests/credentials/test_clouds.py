@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.config.describe import describe
+from gateway.admin.describe import describe
 from gateway.core.snapshot import PolicySnapshot
 from gateway.credentials import config as clouds
 from gateway.credentials.auth import CloudAuth

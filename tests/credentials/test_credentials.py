@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.describe import describe
+from gateway.admin.describe import describe
 from gateway.core.config.load import load_snapshot
 from gateway.core.snapshot import PolicySnapshot, Provider
 from gateway.core.types import Upstream

@@ -141,11 +141,6 @@ def limits_by_kind(kind: Kind) -> LimitsAre:
     return "server" if kind in SELF_HOSTED else "account"
 
 
-def windows_of(style: Style) -> str:
-    """Returns the name of a style in admission.yaml."""
-    return next(name for name, known in WINDOWS.items() if known == style)
-
-
 def read_admission(document: Document | None) -> dict[str, AdmissionRules]:
     """Reads every set of admission.yaml; None: the file does not exist."""
     sets = check_sets(AdmissionSet, document)

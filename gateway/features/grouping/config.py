@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gateway.core.config.describe import plain
+from gateway.admin.describe import plain
 from gateway.core.config.fields import Count, PositiveDuration, Section
 from gateway.core.config.product_sections import (
     ConfigReading,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gateway.core.config.describe import shown
+from gateway.admin.describe import shown
 from gateway.core.config.fields import Amount, Section, Text, Whole
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings
 from gateway.core.config.schema import Entry, ModelEntry, check, check_part

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.core.config.describe import shown
+from gateway.admin.describe import shown
 from gateway.core.config.fields import (
     Count,
     Duration,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator, Field
 
-from gateway.core.config.describe import plain
+from gateway.admin.describe import plain
 from gateway.core.config.fields import Amount, Count, PositiveDuration, Section, Text, parse_duration, problem_of
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings, placed_after
 from gateway.core.config.schema import Entry, KeyEntry, check

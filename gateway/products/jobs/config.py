@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field
 
-from gateway.core.config.describe import describe_redis
-from gateway.core.config.describe import shown as shown_fields
+from gateway.admin.describe import describe_redis
+from gateway.admin.describe import shown as shown_fields
 from gateway.core.config.fields import SQLITE, Count, Flag, Size, Text
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings, placed_after
 from gateway.core.config.schema import Entry, KeyEntry, ModelEntry, check

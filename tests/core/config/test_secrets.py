@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.describe import describe, shown
+from gateway.admin.describe import describe, shown
 from gateway.core.errors import ConfigError
 from tests.rows import rows
 from tests.support.configs import EXAMPLE, leaves, load, load_text, problems_of

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from gateway.core.config.describe import describe
+from gateway.admin.describe import describe
 from gateway.core.config.state import SCHEMES, parse_redis_url
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import PolicySnapshot

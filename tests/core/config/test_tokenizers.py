@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gateway.admin.describe import describe
 from gateway.core.config import prices
-from gateway.core.config.describe import describe
 from gateway.core.config.prices import MAX_NAME_CHARS, WHOLE_CHARS, load_tokenizers
 from tests.support.configs import load_text, with_policies
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admin.describe import describe
 from gateway.admin.explain import explain
-from gateway.core.config.describe import describe
 from gateway.core.snapshot import Model, PolicySnapshot
 from tests.rows import rows
 from tests.support.configs import load_text, problems_of

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.config.describe import describe
+from gateway.admin.describe import describe
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.features.reuse import config

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.admin.describe import describe
 from gateway.core.balancing import Backoff, CostRule
-from gateway.core.config.describe import describe
 from gateway.core.config.state import SCHEMES
 from gateway.core.types import SharedState
 from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, KEEP_RUNS_S, JobSettings

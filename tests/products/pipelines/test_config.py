@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.config.describe import describe
+from gateway.admin.describe import describe
 from gateway.core.config.load import Reloader
 from gateway.products.pipelines.compile import PIPELINES
 from gateway.products.pipelines.rules import misfit_of

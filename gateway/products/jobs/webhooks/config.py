@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from gateway.core.config.describe import plain, without_password
-from gateway.core.config.describe import shown as shown_fields
+from gateway.admin.describe import plain, without_password
+from gateway.admin.describe import shown as shown_fields
 from gateway.core.config.fields import Names, ProxyUrl, Section, Text, problem_of, split_url
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings, placed_after
 from gateway.core.config.schema import Entry, KeyEntry, check

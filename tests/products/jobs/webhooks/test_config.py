@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import trustme
 
-from gateway.core.config.describe import describe
+from gateway.admin.describe import describe
 from gateway.products.jobs.request import WEBHOOK_SECRETS
 from gateway.products.jobs.rules import JOBS
 from gateway.products.jobs.webhooks.rules import WEBHOOK_SETTINGS, WEBHOOKS, WebhookRules

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from gateway.admin import explain as call
+from gateway.admin.describe import describe
 from gateway.admin.explain import explain
 from gateway.core.balancing import Choice
-from gateway.core.config.describe import describe
 from gateway.core.errors import NotFound
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.estimate import ChargeRule

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gateway.core.balancing import Action, ClassRule, Retries
-from gateway.core.config.admission import windows_of
+from gateway.core.config.admission import WINDOWS
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import BodyEdits
 from gateway.core.snapshot import Counting, DescribesSettings, Key, Model, PolicySnapshot, Provider, Rates, Target
@@ -195,7 +195,7 @@ def _counting(counting: Counting) -> dict[str, Any]:
         counting,
         "style",
         kind=counting.kind or "other",
-        windows=windows_of(counting.style),
+        windows=next(name for name, known in WINDOWS.items() if known == counting.style),
         tokenizer="heuristic" if counting.exact_tokens is None else "exact",
     )
 
