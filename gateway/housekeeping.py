@@ -1,6 +1,7 @@
 """What a running gateway does by the clock: the sweep of running attempts, and all that is due about once a second.
 
-It also fills the gauges, when somebody looks, and runs reloads. It must not know how any of this is made: `app` hands it in.
+First the reloads: `Reloader` watches the files and compiles them, `Reloading` puts the result in force. Then `Housekeeping`,
+which also fills the gauges, when somebody looks. It must not know how any of this is made: `app` hands it in.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from gateway.admin import views
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import LEAST_STEP_S, Clock
-from gateway.core.config.load import Reloader, ReloadReport
+from gateway.core.config.load import locate_policies
+from gateway.core.config.policies import list_error_files, list_policy_files
+from gateway.core.config.product_sections import Sections
+from gateway.core.errors import ConfigError
 from gateway.core.http.client.transport import Pools
 from gateway.core.http.server import HttpServer
 from gateway.core.intake import InFlight
@@ -36,6 +42,106 @@ if is_installed("gateway.products.realtime"):
 
 TICK_S = 1.0
 log = logging.getLogger("gateway")
+
+
+# --- loading again when files change; a bad config changes nothing ---
+
+_Stamp = dict[str, tuple[int, int, int] | None]
+"""The modification time in nanoseconds, size and inode of every file; None: the file does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadReport:
+    """The outcome of one reload; `version` and `digest` are those in force after it (0 and empty: none yet)."""
+
+    status: Literal["loaded", "unchanged", "failed"]
+    version: int
+    digest: str
+    problems: tuple[str, ...]
+    at_wall: float
+
+
+class Reloader:
+    """Watches the files of one config.
+
+    `load` compiles, `install` puts a snapshot in force; `sections` are those of the config. `current` is the snapshot that
+    is in force already, if any.
+
+    It needs no thread and no task: the app calls `changed()` once a second, and `reload()` when that is true and on SIGHUP.
+    Invariant: the snapshot in force is replaced only by one that compiled whole.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        environ: Mapping[str, str],
+        *,
+        sections: Sections,
+        load: Callable[[], PolicySnapshot],
+        install: Callable[[PolicySnapshot], None],
+        current: PolicySnapshot | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._environ = environ
+        self._sections = sections
+        self._load = load
+        self._install = install
+        self._wall = wall
+        self._version = current.version if current else 0
+        self._digest = current.digest if current else ""
+        self._files = current.files if current else ()
+        self._policies = locate_policies(path, environ)
+        self._loaded = self._stamp()
+        self._seen_before: _Stamp | None = None
+        self.last: ReloadReport | None = None
+
+    def changed(self) -> bool:
+        """Returns whether the files differ from those last loaded, and have not changed since the previous call.
+
+        A file that is still being written differs from one call to the next, so it is loaded only when it is complete.
+        """
+        stamp = self._stamp()
+        at_rest = stamp == self._seen_before
+        self._seen_before = stamp
+        return stamp != self._loaded and at_rest
+
+    def reload(self) -> ReloadReport:
+        """Compiles the files and puts the result in force, unless it is bad or the same as before."""
+        # A config that cannot be read names no folder: then the one before is still watched.
+        self._policies = locate_policies(self._path, self._environ) or self._policies
+        self._loaded = self._stamp()  # taken first, so that a change during the read is noticed afterwards
+        try:
+            snapshot = self._load()
+        except ConfigError as error:
+            return self._tell("failed", tuple(error.problems))
+        if snapshot.digest == self._digest:
+            return self._tell("unchanged")
+        self._install(snapshot)
+        self._version, self._digest, self._files = snapshot.version, snapshot.digest, snapshot.files
+        # The new config may name other files than the one before: these are as they are now.
+        self._loaded = {file: self._loaded.get(file, stat) for file, stat in self._stamp().items()}
+        return self._tell("loaded")
+
+    def _tell(self, status: Literal["loaded", "unchanged", "failed"], problems: tuple[str, ...] = ()) -> ReloadReport:
+        self.last = ReloadReport(status, self._version, self._digest, problems, self._wall())
+        return self.last
+
+    def _stamp(self) -> _Stamp:
+        folder, listed = self._policies, list[Path]()
+        if folder is not None:
+            lists = (list_policy_files, list_error_files, *(section.list_files for section in self._sections))
+            with suppress(OSError):  # it is gone: its files are, too
+                listed = [file for files in lists for file in files(folder)]
+        return {str(file): _stat(file) for file in (self._path, *listed, *map(Path, self._files))}
+
+
+def _stat(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()  # follows links, so a swapped link shows as another inode
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class Reloading:

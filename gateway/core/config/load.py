@@ -1,21 +1,16 @@
 """Loads the config files into one `PolicySnapshot`: it reads them, checks everything, and only then builds.
 
-`load_snapshot` is that order; `Reloader`, at the end, does it again when a file changes.
-
 No provider is connected and no price looked up before the whole config is sound. Invariant: either a snapshot is returned,
 or `ConfigError` carries every problem of every file, each with its line.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path as FilePath
-from typing import Literal
 
 from gateway.core.config.fields import is_loopback, is_pattern, substitute
 from gateway.core.config.models import (
@@ -33,7 +28,7 @@ from gateway.core.config.models import (
     pairs_of,
     places_of,
 )
-from gateway.core.config.policies import PolicySets, list_error_files, list_policy_files, read_policies
+from gateway.core.config.policies import PolicySets, read_policies
 from gateway.core.config.prices import Tokenizers, load_tokenizers, price_finder
 from gateway.core.config.product_sections import ConfigReading, Sections, entry_kinds
 from gateway.core.config.schema import ConfigFile, check
@@ -251,105 +246,3 @@ def _digest_lines(value: object, path: Path) -> Iterator[str]:
     yield f"{printable(repr(path))} {kind} {hashed}\n"
     for step, item in items:
         yield from _digest_lines(item, (*path, step))
-
-
-# --- loading again when files change; a bad config changes nothing ---
-
-
-_Stamp = dict[str, tuple[int, int, int] | None]
-"""The modification time in nanoseconds, size and inode of every file; None: the file does not exist."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadReport:
-    """The outcome of one reload; `version` and `digest` are those in force after it (0 and empty: none yet)."""
-
-    status: Literal["loaded", "unchanged", "failed"]
-    version: int
-    digest: str
-    problems: tuple[str, ...]
-    at_wall: float
-
-
-class Reloader:
-    """Watches the files of one config.
-
-    `load` compiles, `install` puts a snapshot in force; `sections` are those of the config. `current` is the snapshot that
-    is in force already, if any.
-
-    It needs no thread and no task: the app calls `changed()` once a second, and `reload()` when that is true and on SIGHUP.
-    Invariant: the snapshot in force is replaced only by one that compiled whole.
-    """
-
-    def __init__(
-        self,
-        path: FilePath,
-        environ: Mapping[str, str],
-        *,
-        sections: Sections,
-        load: Callable[[], PolicySnapshot],
-        install: Callable[[PolicySnapshot], None],
-        current: PolicySnapshot | None = None,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._path = path
-        self._environ = environ
-        self._sections = sections
-        self._load = load
-        self._install = install
-        self._wall = wall
-        self._version = current.version if current else 0
-        self._digest = current.digest if current else ""
-        self._files = current.files if current else ()
-        self._policies = locate_policies(path, environ)
-        self._loaded = self._stamp()
-        self._seen_before: _Stamp | None = None
-        self.last: ReloadReport | None = None
-
-    def changed(self) -> bool:
-        """Returns whether the files differ from those last loaded, and have not changed since the previous call.
-
-        A file that is still being written differs from one call to the next, so it is loaded only when it is complete.
-        """
-        stamp = self._stamp()
-        at_rest = stamp == self._seen_before
-        self._seen_before = stamp
-        return stamp != self._loaded and at_rest
-
-    def reload(self) -> ReloadReport:
-        """Compiles the files and puts the result in force, unless it is bad or the same as before."""
-        # A config that cannot be read names no folder: then the one before is still watched.
-        self._policies = locate_policies(self._path, self._environ) or self._policies
-        self._loaded = self._stamp()  # taken first, so that a change during the read is noticed afterwards
-        try:
-            snapshot = self._load()
-        except ConfigError as error:
-            return self._tell("failed", tuple(error.problems))
-        if snapshot.digest == self._digest:
-            return self._tell("unchanged")
-        self._install(snapshot)
-        self._version, self._digest, self._files = snapshot.version, snapshot.digest, snapshot.files
-        self._loaded = {
-            file: self._loaded.get(file, stat) for file, stat in self._stamp().items()
-        }  # of others than before
-        return self._tell("loaded")
-
-    def _tell(self, status: Literal["loaded", "unchanged", "failed"], problems: tuple[str, ...] = ()) -> ReloadReport:
-        self.last = ReloadReport(status, self._version, self._digest, problems, self._wall())
-        return self.last
-
-    def _stamp(self) -> _Stamp:
-        folder, listed = self._policies, list[FilePath]()
-        if folder is not None:
-            lists = (list_policy_files, list_error_files, *(section.list_files for section in self._sections))
-            with suppress(OSError):  # it is gone: its files are, too
-                listed = [file for files in lists for file in files(folder)]
-        return {str(file): _stat(file) for file in (self._path, *listed, *map(FilePath, self._files))}
-
-
-def _stat(file: FilePath) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()  # follows links, so a swapped link shows as another inode
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

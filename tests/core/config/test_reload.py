@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.load import Reloader, ReloadReport
 from gateway.core.snapshot import PolicySnapshot
+from gateway.housekeeping import Reloader, ReloadReport
 from gateway.sections import SECTIONS
 from tests.support.configs import ENVIRON, GOOD, NOW, load
 

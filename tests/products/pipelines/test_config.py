@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.admin.describe import describe
-from gateway.core.config.load import Reloader
+from gateway.housekeeping import Reloader
 from gateway.products.pipelines.compile import PIPELINES
 from gateway.products.pipelines.rules import misfit_of
 from gateway.sections import SECTIONS
