@@ -10,7 +10,9 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import sha256
+from math import inf
 from re import Pattern
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
@@ -237,9 +239,52 @@ class Rates:
         return rates
 
 
+FindRates = Callable[[str], Rates | None]
+"""Finds the rates of a model now, by the name that the provider knows; None: not priced."""
+RatesAt = Callable[[float], tuple[Rates | None, float]]
+"""Returns rates at a time, and until when they hold: seconds since the epoch, or inf."""
+MAX_REMEMBERED_PRICES: Final = 4096
+MAX_NAME_CHARS: Final = 200
+
+
 def no_rates(_model: str) -> Rates | None:
     """Nothing is priced."""
     return None
+
+
+def fixed_rates(rates: Rates | None) -> FindRates:
+    """Returns a finder of these rates, whatever the model."""
+    return lambda _model: rates
+
+
+def remembered_rates(look_up: Callable[[str], RatesAt | None], wall: Callable[[], float]) -> FindRates:
+    """Returns a finder that looks up each model once, and asks for its rates again when they have changed, by `wall`.
+
+    Invariant: a hostile stream of model names cannot grow the memory.
+    """
+    models = lru_cache(maxsize=MAX_REMEMBERED_PRICES)(lambda name: _Remembered(look_up(name)))
+
+    def find(name: str) -> Rates | None:
+        # A caller may send any name, and each that is looked up is remembered.
+        if len(name) > MAX_NAME_CHARS:
+            return None
+        found = models(name)
+        if found.until < inf and (now := wall()) >= found.until:
+            found.rates, found.until = (None, inf) if found.rates_at is None else found.rates_at(now)
+        return found.rates
+
+    return find
+
+
+class _Remembered:
+    """The rates of a model until they change; of most they never do, and no clock is asked."""
+
+    __slots__ = ("rates", "rates_at", "until")
+
+    def __init__(self, rates_at: RatesAt | None) -> None:
+        self.rates_at = rates_at
+        self.rates: Rates | None = None
+        self.until = -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +326,8 @@ class Target:
     """The text that is taken off the front of the name that the client asked for, where the target has no model of its own."""
     find_most_input: Callable[[str], int | None] | None = field(default=None, repr=False, compare=False)
     """How many tokens a model reads, by the provider's name for it; None: nobody knows. A declared window goes before it."""
-    find_rates: Callable[[str], Rates | None] = field(default=no_rates, repr=False, compare=False)
-    """The price of a model at this target's provider, by the name the provider knows; None: not priced. Remembers."""
+    find_rates: FindRates = field(default=no_rates, repr=False, compare=False)
+    """The price of a model at this target's provider. Remembers."""
 
 
 OnLoss = Literal["report", "refuse", "approximate"]

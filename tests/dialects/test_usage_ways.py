@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.call import CallRecord
-from gateway.core.config.prices import PricedModel
 from gateway.core.ledger import usage_usd
 from gateway.core.openai.transcript import usage_in
 from gateway.core.openai.usage import read_usage
 from gateway.core.snapshot import Rates
 from gateway.core.types import Usage
+from gateway.dialects.price_list import PricedModel
 from gateway.products.batches.native.formats import read_answer, read_result
 from gateway.products.batches.native.lines import batch_usd
 from tests.dialects.aws_frames import event as frame

@@ -16,6 +16,7 @@ from gateway.core.config.admission import KINDS as PROVIDER_KINDS
 from gateway.core.config.admission import LaneEntries, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.error_tables import RuleEntry
 from gateway.core.config.policies import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
+from gateway.core.config.prices import LongInputPrices, PriceEntry, TierPrices, UnitPrices
 from gateway.core.config.product_sections import entry_kinds
 from gateway.core.config.retries import (
     ACTIONS,
@@ -39,16 +40,12 @@ from gateway.core.config.schema import (
     Entry,
     KeyEntry,
     LimitedEntry,
-    LongInputPrices,
     ModelEntry,
     PassthroughEntry,
-    PriceEntry,
     ProviderEntry,
     ServerEntry,
     TargetEntry,
-    TierPrices,
     TimeoutsSet,
-    UnitPrices,
 )
 from gateway.core.config.state import RedisEntry
 from gateway.credentials.config import AuthEntry

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from typing import Final, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from gateway.core.config import prices
 from gateway.core.config.fields import Count, Duration, Interim, Percent, PositiveDuration, Section, Share, Size
 from gateway.core.config.schema import (
     AdmissionSet,
@@ -141,12 +141,18 @@ def limits_by_kind(kind: Kind) -> LimitsAre:
     return "server" if kind in SELF_HOSTED else "account"
 
 
+_NO_TOKENIZERS: Final = (
+    "exact counts need the Python package tiktoken, which is not installed (the extra tokenizer: "
+    "pip install 'llm-gateway-sidecar[tokenizer]')"
+)
+
+
 def read_admission(document: Document | None) -> dict[str, AdmissionRules]:
     """Reads every set of admission.yaml; None: the file does not exist."""
     sets = check_sets(AdmissionSet, document)
     for name, entry in sets.items():
-        if document is not None and entry.tokenizer == "exact" and not prices.is_installed():
-            document.complain((name, "tokenizer"), prices.NOT_INSTALLED)
+        if document is not None and entry.tokenizer == "exact" and find_spec("tiktoken") is None:
+            document.complain((name, "tokenizer"), _NO_TOKENIZERS)
     return {
         name: AdmissionRules(
             include_usage=entry.include_usage,

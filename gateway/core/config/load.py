@@ -18,7 +18,6 @@ from gateway.core.config.models import (
     Converse,
     LanguageTable,
     Pair,
-    Route,
     TargetParts,
     as_wired,
     build_models,
@@ -29,7 +28,6 @@ from gateway.core.config.models import (
     places_of,
 )
 from gateway.core.config.policies import PolicySets, read_policies
-from gateway.core.config.prices import Tokenizers, load_tokenizers, price_finder
 from gateway.core.config.product_sections import ConfigReading, Sections, entry_kinds
 from gateway.core.config.schema import ConfigFile, check
 from gateway.core.config.sections import (
@@ -123,9 +121,10 @@ def load_snapshot(
         (name, model): converse(upstream, providers[name], kinds[providers[name].group])
         for (name, model), upstream in upstreams.items()
     }
-    find_prices = cache(lambda group: price_finder(groups[group][0], wall or (lambda: now_wall)))
-    tokenizers = _load_tokenizers(routes, policies)
-    find_tokenizer = tokenizers.find if tokenizers else None
+    find_prices = cache(lambda group: languages.price_finder(groups[group][0], wall or (lambda: now_wall)))
+    exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
+    counted = dict.fromkeys(place.model for place in places_of(exact))
+    find_tokenizer, unknown = languages.load_tokenizers(counted) if exact else (None, ())
     target_parts = TargetParts(groups, upstreams, find_prices, kinds, languages, find_tokenizer)
     models, sharing = build_models(reading, routes, policies, target_parts, sections)
     passthrough = passthrough_target(providers[relayed.provider], policies, target_parts) if relayed else None
@@ -174,7 +173,7 @@ def load_snapshot(
             *find_notices(reading, snapshot, sections),
             *sharing,
             *(notice for section in sections for notice in section.notices(reading, snapshot)),
-            *(tokenizers.notices if tokenizers else ()),
+            *unknown,
         ),
     )
 
@@ -217,12 +216,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ImportError):
         return "a Python package that it needs is not installed"
     return getattr(error, "strerror", None) or type(error).__name__
-
-
-def _load_tokenizers(routes: Mapping[str, Route], policies: PolicySets) -> Tokenizers | None:
-    """Loads tokenizers for the models that are counted exactly; None when there are none."""
-    exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
-    return load_tokenizers(dict.fromkeys(place.model for place in places_of(exact))) if exact else None
 
 
 def _digest(documents: Iterable[Document], others: Iterable[str]) -> str:

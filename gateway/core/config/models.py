@@ -23,7 +23,7 @@ import orjson
 from gateway.core.config.admission import FindTokenizer
 from gateway.core.config.fields import is_label, is_pattern
 from gateway.core.config.policies import PolicySets
-from gateway.core.config.prices import stated_rates
+from gateway.core.config.prices import PriceEntry, stated_rates
 from gateway.core.config.product_sections import (
     HAVE_EMBEDDINGS,
     ConfigReading,
@@ -40,7 +40,6 @@ from gateway.core.config.schema import (
     Kind,
     LimitedEntry,
     ModelEntry,
-    PriceEntry,
     TargetEntry,
     check,
     check_part,
@@ -50,12 +49,11 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
 from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import Capabilities
-from gateway.core.snapshot import HasSettings, Model, Provider, Rates, Setting, Target, with_settings
+from gateway.core.snapshot import FindRates, HasSettings, Model, Provider, Setting, Target, fixed_rates, with_settings
 from gateway.core.types import Conversions, FindUnsupportedFields, Upstream, name_in_cloud
 
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""
-FindRates = Callable[[str], Rates | None]
 Converse = Callable[[Upstream, Provider, Kind], Upstream]
 """Returns an upstream of a provider as conversations use it: with what they need there and others do not."""
 
@@ -96,7 +94,7 @@ class TargetLanguage(Protocol):
 
 
 class LanguageTable(Protocol):
-    """What is known of the languages of providers, and of their models."""
+    """What is known of the languages of providers, and of their models: their prices and tokenizers."""
 
     @property
     def listing(self) -> Collection[str]:
@@ -121,6 +119,14 @@ class LanguageTable(Protocol):
         comes near; `sets` are the fields that the config sets in its requests; `as_listed`: the provider's own list of its
         models counts, where it is asked for.
         """
+        ...
+
+    def price_finder(self, provider: Provider, wall: Callable[[], float]) -> FindRates:
+        """Returns what finds the prices of a provider's models, at the time of the call by `wall`."""
+        ...
+
+    def load_tokenizers(self, models: Iterable[str | None]) -> tuple[FindTokenizer, Sequence[str]]:
+        """Loads the tokenizers of these models (None: a target for any name); returns their finder, and notices."""
         ...
 
 
@@ -640,15 +646,8 @@ def _build(
         edits=place.edits,
         strip=entry.strip or "",
         find_most_input=language.find_most_input,
-        find_rates=_rates_of(entry, place.price, parts.find_prices),
+        find_rates=parts.find_prices(entry.provider) if place.price is None else fixed_rates(stated_rates(place.price)),
     )
-
-
-def _rates_of(entry: TargetEntry, price: PriceEntry | None, find_prices: Callable[[str], FindRates]) -> FindRates:
-    if price is None:
-        return find_prices(entry.provider)
-    rates = stated_rates(price)
-    return lambda _model: rates
 
 
 def limits_of(entry: LimitedEntry) -> Limits:

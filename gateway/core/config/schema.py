@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -38,12 +38,9 @@ from gateway.core.config.fields import (
     SectionOrOff,
     Size,
     Text,
-    Usd,
-    problem_of,
 )
 from gateway.core.config.source import Document, Path, did_you_mean, kind_of, path_text, quoted
 from gateway.core.limits.estimate import ChargeRule
-from gateway.core.openai.usage import USUAL_TIERS
 from gateway.core.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
 
 Kind = Literal[
@@ -172,76 +169,6 @@ class PassthroughEntry(Entry):
     def spelled_out(cls, data: object) -> object:
         """Accepts the provider's name alone."""
         return {"provider": data} if isinstance(data, str) else data
-
-
-class UnitPrices(Entry):
-    """Prices in US dollars per so many tokens or other units."""
-
-    input_usd_per_million: Usd | None = None
-    output_usd_per_million: Usd | None = None
-    cached_input_usd_per_million: Usd | None = None
-    cache_write_usd_per_million: Usd | None = None
-    cache_write_1h_usd_per_million: Usd | None = None
-    audio_input_usd_per_million: Usd | None = None
-    audio_output_usd_per_million: Usd | None = None
-    cached_audio_input_usd_per_million: Usd | None = None
-    image_input_usd_per_million: Usd | None = None
-    image_output_usd_per_million: Usd | None = None
-    cached_image_input_usd_per_million: Usd | None = None
-    video_input_usd_per_million: Usd | None = None
-    video_output_usd_per_million: Usd | None = None
-    reasoning_usd_per_million: Usd | None = None
-    character_usd_per_million: Usd | None = None
-    search_usd_per_thousand: Usd | None = None
-    request_usd_per_thousand: Usd | None = None
-    audio_usd_per_hour: Usd | None = None
-    image_usd: Usd | None = None
-
-
-class LongInputPrices(UnitPrices):
-    """One entry of `above` of a price: what calls with more input cost."""
-
-    input_tokens: Count
-
-
-class TierPrices(UnitPrices):
-    """One entry of `service_tiers` of a price."""
-
-    above: list[LongInputPrices] = []
-
-    @model_validator(mode="after")
-    def _check_base(self) -> Self:
-        first_at: dict[int, int] = {}
-        for index, one in enumerate(self.above):
-            alone = sorted(one.model_fields_set - self.model_fields_set - {"input_tokens"})
-            if alone:
-                raise problem_of(
-                    f"above[{index}] has {alone[0]}, which has no price for less input: state that beside above"
-                )
-            if (first := first_at.setdefault(one.input_tokens, index)) < index:
-                raise problem_of(
-                    f"above[{index}] has the input_tokens of above[{first}]: one entry says all prices from there on"
-                )
-        return self
-
-
-class PriceEntry(TierPrices):
-    """The field `price` of a target."""
-
-    service_tiers: dict[Text, TierPrices] = {}
-
-    @model_validator(mode="after")
-    def _names_other_tiers(self) -> Self:
-        for tier in self.service_tiers:
-            if tier != tier.lower():
-                raise problem_of(f"service_tiers.{tier} must be in lower case: answers are compared so")
-            if tier == "auto":
-                raise problem_of(
-                    "service_tiers.auto is no tier: an answer names the one that has served it, such as priority"
-                )
-            if tier in USUAL_TIERS:
-                raise problem_of(f"service_tiers.{tier} is the usual tier: state its prices beside service_tiers")
-        return self
 
 
 class LimitedEntry(Entry):

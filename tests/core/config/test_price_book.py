@@ -14,9 +14,9 @@ from genai_prices.types import ModelInfo, ModelPrice, StartDateConstraint, Tiere
 from genai_prices.types import Provider as Seller
 from genai_prices.types import Usage as ListUsage
 
-from gateway.core.config.prices import PricedModel
 from gateway.core.ledger import usage_usd
 from gateway.core.types import Usage, UsageParts
+from gateway.dialects.price_list import PricedModel
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 

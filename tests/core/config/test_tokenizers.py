@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.admin.describe import describe
-from gateway.core.config import prices
-from gateway.core.config.prices import MAX_NAME_CHARS, WHOLE_CHARS, load_tokenizers
+from gateway.core.config import admission
+from gateway.core.snapshot import MAX_NAME_CHARS
+from gateway.dialects.tokenizers import WHOLE_CHARS, load_tokenizers
 from tests.support.configs import load_text, with_policies
 
 KNOWN = {"gpt-4o": "o200k_base", "gpt-4": "cl100k_base"}
@@ -49,7 +50,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
         fake = SimpleNamespace(encoding_name_for_model=KNOWN.__getitem__, get_encoding=get_encoding)
         monkeypatch.setitem(sys.modules, "tiktoken", fake)
-        monkeypatch.setattr(prices, "find_spec", lambda name: name)
+        monkeypatch.setattr(admission, "find_spec", lambda name: name)
         return loaded
 
     return put

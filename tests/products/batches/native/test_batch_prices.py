@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.core.config.prices import price_finder
 from gateway.core.snapshot import Provider, Rates
 from gateway.core.types import Usage
+from gateway.dialects.price_list import price_finder
 from gateway.products.batches.native.lines import batch_usd
 from tests.rows import rows
 
