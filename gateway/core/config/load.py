@@ -31,7 +31,6 @@ from gateway.core.config.policies import PolicySets, read_policies
 from gateway.core.config.product_sections import ConfigReading, Sections, entry_kinds
 from gateway.core.config.schema import ConfigFile, check
 from gateway.core.config.sections import (
-    find_notices,
     key_section,
     passthrough_section,
     passthrough_target,
@@ -170,7 +169,7 @@ def load_snapshot(
         snapshot,
         notices=(
             *(notice for section in sections for notice in section.credential_notices(reading, snapshot)),
-            *find_notices(reading, snapshot, sections),
+            *(notice for section in sections for notice in section.config_notices(reading, snapshot)),
             *sharing,
             *(notice for section in sections for notice in section.notices(reading, snapshot)),
             *unknown,

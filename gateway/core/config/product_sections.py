@@ -168,8 +168,12 @@ class SectionSpec:
         """Yields what is worth a word about credentials. These come first."""
         return ()
 
+    def config_notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:
+        """Yields what is worth a word about what the core reads. These come second."""
+        return ()
+
     def provider_notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:
-        """Yields what is worth a word about the providers of models. These follow those of the core about providers."""
+        """Yields what is worth a word about the providers of models. These follow those of the config about providers."""
         return ()
 
     def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:

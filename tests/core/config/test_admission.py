@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config import prices
+from gateway.core.config import admission
 from gateway.core.config.admission import BUILT_IN_RULES, KINDS, WINDOWS
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import AZURE, CONTINUOUS, Limits, LimitSet
@@ -209,7 +209,7 @@ def test_mistake_in_admission_is_said_once(tmp_path: Path, text: str, problem: s
 
 def test_exact_counts_without_their_package_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which names the extra; also in a set that no model picks."""
-    monkeypatch.setattr(prices, "find_spec", lambda _name: None)
+    monkeypatch.setattr(admission, "find_spec", lambda _name: None)
 
     assert problems_of(tmp_path, with_policies(tmp_path, admission="x:\n  tokenizer: exact\n")) == [
         "rules/admission.yaml:2: x.tokenizer: exact counts need the Python package tiktoken, which is not installed "
