@@ -767,6 +767,10 @@ def plain_name(model: str) -> str:
     return _MAKERS.sub("", name_in_cloud(model), count=1)
 
 
+BEDROCK_HOST: Final = re.compile(r"(?:^|\.)bedrock-(?:runtime(?:-fips)?|mantle)\.([a-z]{2}(?:-[a-z]+)+-\d)\.")
+"""The hosts of Bedrock's, which name their region."""
+
+
 def name_in_cloud(model: str) -> str:
     """Returns a model's name with its maker's before it where a cloud has it so: `us.anthropic.claude-x-v1:0` is
     `anthropic.claude-x`."""

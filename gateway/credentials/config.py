@@ -17,11 +17,10 @@ from pydantic import Field
 
 from gateway.core.config.fields import ApiKey, Text
 from gateway.core.config.product_sections import ConfigReading, SectionSpec
-from gateway.core.config.providers import HOST_REGION, address_of
 from gateway.core.config.schema import Entry, ProviderEntry, check
 from gateway.core.config.source import Document, Path, did_you_mean, quoted
 from gateway.core.snapshot import PolicySnapshot, Provider
-from gateway.core.types import EMULATOR
+from gateway.core.types import BEDROCK_HOST, EMULATOR
 from gateway.credentials.auth import CloudAuth, Service, auth_of
 
 _CLOUDS: Final = ("google", "aws")
@@ -134,7 +133,7 @@ def cloud_auth(document: Document, name: str, entry: ProviderEntry, environ: Map
         file=_beside(document, auth.file) if auth.file else None,
         profile=auth.profile,
         region=_region(document, path, auth, entry, environ),
-        service=_service(document, name, entry),
+        service=_service(entry),
         access_key=auth.access_key,
         secret_key=auth.secret_key,
         session_token=auth.session_token,
@@ -172,7 +171,7 @@ def _region(document: Document, path: Path, auth: AuthEntry, entry: ProviderEntr
         if auth.region:
             document.complain((*path, "region"), "is for aws only: Google's is a part of base_url")
         return ""
-    host = HOST_REGION.search(urlsplit(entry.base_url or "").hostname or "")
+    host = BEDROCK_HOST.search(urlsplit(entry.base_url or "").hostname or "")
     there, where = (host[1], "the host of base_url is in") if host else (entry.region or "", "the provider's region is")
     if auth.region and there and auth.region != there:
         document.complain(
@@ -189,8 +188,8 @@ def _region(document: Document, path: Path, auth: AuthEntry, entry: ProviderEntr
     return region
 
 
-def _service(document: Document, name: str, entry: ProviderEntry) -> Service:
-    host = urlsplit(entry.base_url or address_of(document, ("providers", name), entry)).hostname or ""
+def _service(entry: ProviderEntry) -> Service:
+    host = urlsplit(entry.base_url or "").hostname or ""
     return "bedrock-mantle" if "bedrock-mantle" in host else "bedrock"
 
 

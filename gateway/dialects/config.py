@@ -5,7 +5,7 @@ The built-in file is of the same form, and goes first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path as FilePath
@@ -18,12 +18,13 @@ from gateway.core.config.fields import Count, Flag, Text
 from gateway.core.config.product_sections import ConfigReading, SectionSpec, Settings
 from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document, Problem, quoted, read_document
-from gateway.core.snapshot import FindRates, HasSettings, PolicySnapshot, Provider, Setting, with_settings
+from gateway.core.snapshot import HasSettings, PolicySnapshot, Provider, Setting, with_settings
 from gateway.core.types import Conversions, FindUnsupportedFields, Upstream
-from gateway.dialects.known import LISTS, ListedModels, ModelTable, Row, in_order
+from gateway.dialects import addresses
+from gateway.dialects.known import ListedModels, ModelTable, Row, in_order
 from gateway.dialects.price_list import price_finder
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
-from gateway.dialects.tokenizers import Tokenizers, load_tokenizers
+from gateway.dialects.tokenizers import load_tokenizers
 
 MODELS: Final = "models.yaml"
 MOST_ROWS: Final = 500
@@ -157,7 +158,14 @@ class DialectLanguage:
 class DialectLanguages:
     """The languages of targets, by the tables of the dialects, models.yaml and what providers list; prices and tokenizers."""
 
-    listing = LISTS
+    address_of = staticmethod(addresses.address_of)
+    messages_address_of = staticmethod(addresses.messages_address_of)
+    check_provider = staticmethod(addresses.check_provider)
+    check_speaks = staticmethod(addresses.check_speaks)
+    check_name = staticmethod(addresses.check_name)
+    why_no_passthrough = staticmethod(addresses.why_no_passthrough)
+    price_finder = staticmethod(price_finder)
+    load_tokenizers = staticmethod(load_tokenizers)
 
     def __init__(self, convert: Convert = as_it_is, listed: ListedModels | None = None) -> None:
         """`convert` makes the conversions; `listed` are the models that providers list, None: none is asked."""
@@ -189,11 +197,3 @@ class DialectLanguages:
             find_sources=table.sources,
         ).at(name)
         return DialectLanguage(languages, model, self._convert)
-
-    def price_finder(self, provider: Provider, wall: Callable[[], float]) -> FindRates:
-        """Returns what finds the prices of a provider's models in the price list, at the time of the call by `wall`."""
-        return price_finder(provider, wall)
-
-    def load_tokenizers(self, models: Iterable[str | None]) -> Tokenizers:
-        """Loads the vocabularies of these models (None: a target for any name)."""
-        return load_tokenizers(models)

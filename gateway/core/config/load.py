@@ -91,7 +91,7 @@ def load_snapshot(
     reading = ConfigReading(
         document, config, environ, sections, policies.folders, dict(policies.settings), state, shared
     )
-    groups, kinds = provider_section(reading, sections, languages.listing)
+    groups, kinds = provider_section(reading, sections, languages)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     reading.providers = providers
     reading.keys = keys = key_section(reading, server, sections)
@@ -100,7 +100,7 @@ def load_snapshot(
     for section in sections:
         section.read_more(reading)
     check_endpoints(reading, routes, parts, sections)
-    relayed = passthrough_section(document, config, providers)
+    relayed = passthrough_section(document, config, providers, languages)
     for section in sections:
         section.read_sections(reading)
     if problems:

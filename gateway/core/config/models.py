@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, Protocol
 
@@ -25,7 +26,6 @@ from gateway.core.config.fields import is_label, is_pattern
 from gateway.core.config.policies import PolicySets
 from gateway.core.config.prices import PriceEntry, stated_rates
 from gateway.core.config.product_sections import (
-    HAVE_EMBEDDINGS,
     ConfigReading,
     ModelReading,
     Sections,
@@ -40,6 +40,7 @@ from gateway.core.config.schema import (
     Kind,
     LimitedEntry,
     ModelEntry,
+    ProviderEntry,
     TargetEntry,
     check,
     check_part,
@@ -50,7 +51,7 @@ from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
 from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import Capabilities
 from gateway.core.snapshot import FindRates, HasSettings, Model, Provider, Setting, Target, fixed_rates, with_settings
-from gateway.core.types import Conversions, FindUnsupportedFields, Upstream, name_in_cloud
+from gateway.core.types import Conversions, FindUnsupportedFields, Upstream
 
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""
@@ -96,9 +97,30 @@ class TargetLanguage(Protocol):
 class LanguageTable(Protocol):
     """What is known of the languages of providers, and of their models: their prices and tokenizers."""
 
-    @property
-    def listing(self) -> Collection[str]:
-        """The dialects whose list of models tells more than names."""
+    def address_of(self, document: Document, path: Path, entry: ProviderEntry) -> str:
+        """Returns the base URL of the provider at this path, with the version of the API; notes its problems."""
+        ...
+
+    def messages_address_of(self, document: Document, path: Path, entry: ProviderEntry) -> str | None:
+        """Returns where the provider takes Messages; None: where it takes everything else. Notes its problems."""
+        ...
+
+    def check_provider(self, document: Document, path: Path, entry: ProviderEntry) -> None:
+        """Notes fields of the provider at this path that are for other dialects."""
+        ...
+
+    def check_speaks(self, document: Document, path: Path, dialect: str, speaks: object) -> None:
+        """Notes languages that no provider of this dialect has."""
+        ...
+
+    def check_name(
+        self, document: Document, path: Path, names: tuple[str, str], why_never: Callable[[str], str | None]
+    ) -> None:
+        """Notes that the target at this path cannot serve the endpoint for which models of its names are there."""
+        ...
+
+    def why_no_passthrough(self, provider: Provider) -> str | None:
+        """Returns why other endpoints cannot be passed through to the provider; None: they can."""
         ...
 
     def of(
@@ -392,20 +414,6 @@ def _is_set(entry: LimitedEntry, name: str) -> bool:
 
 # --- checking what the config asks of targets that have no word for it ---
 
-_KNOWN_BY_NAMES: Final = (
-    ("embeddings", re.compile(r"text-embedding-|.*-embedding-\d|.*\.(titan-embed|embed)-|amazon\..*-embeddings$")),
-    (
-        "realtime",
-        re.compile(r"(gpt-(4o-)?(mini-)?|gpt-4o-mini-)realtime|gemini-live-|.*-native-audio|.*nova-(2-)?sonic"),
-    ),
-    ("transcriptions", re.compile(r"whisper|gpt-4o-(mini-)?transcribe")),
-    ("speech", re.compile(r"tts-1|gpt-4o-mini-tts|.*-preview-tts")),
-    ("images", re.compile(r"dall-e-|gpt-image-|imagen-|.*nova-canvas|.*titan-image|stability\.")),
-    ("moderations", re.compile(r"(omni|text)-moderation-")),
-)
-"""Endpoints, and the names of models that are asked there and nowhere else."""
-_OWN: Final = frozenset(("gemini", "vertex", "bedrock"))
-
 
 @dataclass(frozen=True, slots=True)
 class ConfigParts:
@@ -443,7 +451,8 @@ def check_endpoints(
     for name, route in routes.items():
         for index, place in enumerate(route.places):
             if place.model is not None:
-                _check_name(document, ("models", name, "targets", index), (name, place.model), place, parts)
+                why_never = partial(parts.why_never, place=place)
+                parts.languages.check_name(document, ("models", name, "targets", index), (name, place.model), why_never)
         for section in sections:
             section.check_model(reading, reading.models[name])
     for section in sections:
@@ -454,40 +463,13 @@ def _check_languages(document: Document, routes: Mapping[str, Route], parts: Con
     for name, group in parts.groups.items():
         path: Path = ("providers", name)
         if document.at((*path, "dialect")) == group[0].dialect:
-            _check_speaks(document, (*path, "speaks"), group[0].dialect, group[0].speaks)
+            parts.languages.check_speaks(document, (*path, "speaks"), group[0].dialect, group[0].speaks)
     for name, route in routes.items():
         for index, place in enumerate(route.places):
             owner = parts.groups.get(place.entry.provider)
             if owner is not None:
                 here = ("models", name, "targets", index, "speaks")
-                _check_speaks(document, here, owner[0].dialect, place.entry.speaks)
-
-
-def _check_speaks(document: Document, path: Path, dialect: str, speaks: object) -> None:
-    if not isinstance(speaks, list | tuple):
-        return
-    if dialect in _OWN:
-        document.complain(path, f"is not for the dialect {dialect}, which has a language of its own: leave it out")
-    elif dialect == "anthropic" and "messages" not in speaks:
-        problem = "lacks messages, which is the language of the dialect anthropic: add it, or use `dialect: openai`"
-        document.complain(path, problem)
-
-
-def _check_name(document: Document, path: Path, names: tuple[str, str], place: TargetPlace, parts: ConfigParts) -> None:
-    found = (
-        (one, endpoint)
-        for one in dict.fromkeys(reversed(names))
-        for endpoint, pattern in _KNOWN_BY_NAMES
-        if pattern.match(name_in_cloud(one))
-    )
-    for one, endpoint in found:
-        why = parts.why_never(endpoint, place)
-        if why is not None:
-            remedy = HAVE_EMBEDDINGS if endpoint == "embeddings" else ""
-            document.complain(
-                path, f"{quoted(one)} is asked for {endpoint}, and {why}: name a provider that has it{remedy}"
-            )
-            return
+                parts.languages.check_speaks(document, here, owner[0].dialect, place.entry.speaks)
 
 
 # --- building ---

@@ -6,7 +6,7 @@ Problems are noted in the document; after a problem, the returned values only se
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase, translate
 from hashlib import sha256
@@ -16,18 +16,16 @@ from typing import Any
 
 from gateway.core.config.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
 from gateway.core.config.fields import is_loopback, is_pattern
-from gateway.core.config.models import TargetParts, check_fail_closed, limits_of
+from gateway.core.config.models import LanguageTable, TargetParts, check_fail_closed, limits_of
 from gateway.core.config.policies import PolicySets
 from gateway.core.config.product_sections import ConfigReading, Sections, entry_kinds
 from gateway.core.config.providers import (
     Groups,
     account_of,
-    address_of,
     check_accepted,
     check_credentials,
     check_presence,
     group_of,
-    messages_address_of,
     other_secrets_of,
     secrets_of,
 )
@@ -53,8 +51,6 @@ from gateway.core.snapshot import (
 from gateway.core.types import EMULATOR, Server
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
-_WITHOUT_OPENAIS = ("gemini", "vertex", "bedrock")
-"""Dialects that have none of OpenAI's other endpoints, which are passed through."""
 
 
 def server_section(document: Document, config: ConfigFile, chosen_host: str | None) -> Server:
@@ -88,7 +84,7 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
 
 
 def provider_section(
-    reading: ConfigReading, sections: Sections, listing: Collection[str]
+    reading: ConfigReading, sections: Sections, languages: LanguageTable
 ) -> tuple[Groups, dict[str, Kind]]:
     """Returns every readable provider with its credentials, and the kind of each, by name."""
     document, config, shape = reading.document, reading.config, entry_kinds(sections).provider
@@ -101,10 +97,12 @@ def provider_section(
     for name in config.providers:
         entry = check(shape, document, ("providers", name))
         if entry is not None:
-            _check_provider(document, name, entry, listing)
+            _check_provider(document, name, entry, languages)
             check_presence(document, ("providers", name), entry, bool(config.keys))
             check_accepted(document, config, ("providers", name), entry)
-            provider = replace(_provider(document, name, entry), auth=_credential(reading, name, entry, sections))
+            provider = replace(
+                _provider(document, name, entry, languages), auth=_credential(reading, name, entry, sections)
+            )
             kinds[name] = kind = kind_of_provider(entry, provider)
             provider = replace(
                 provider, limits_are=entry.limits_are or limits_by_kind(kind), is_self_hosted=kind in SELF_HOSTED
@@ -124,26 +122,12 @@ def _credential(reading: ConfigReading, name: str, entry: ProviderEntry, section
     return reader.read_credential(reading, name, entry)
 
 
-def _check_provider(document: Document, name: str, entry: ProviderEntry, listing: Collection[str]) -> None:
+def _check_provider(document: Document, name: str, entry: ProviderEntry, languages: LanguageTable) -> None:
     path: Path = ("providers", name)
     if not _PROVIDER_NAME.fullmatch(name):
         document.complain(path, "a provider's name is made of letters, digits, dots, - and _")
     check_credentials(document, path, entry)
-    if entry.api_version is not None and entry.dialect != "azure":
-        document.complain((*path, "api_version"), "is for the azure dialect only")
-    for field in ("project", "location") if document.at((*path, "dialect")) == entry.dialect else ():
-        if getattr(entry, field) is not None and entry.dialect != "vertex":
-            hint = ": a region of Amazon's is a `region`" if entry.dialect == "bedrock" else ""
-            document.complain((*path, field), f"is for the vertex dialect only{hint}")
-    if entry.learn_models and entry.dialect not in listing:
-        document.complain(
-            (*path, "learn_models"),
-            f"is for the dialects {' and '.join(sorted(listing))}, whose lists tell more than names",
-        )
-    elif entry.learn_models and not (secrets_of(entry) or entry.auth or entry.emulate_without_key):
-        document.complain(
-            (*path, "learn_models"), "needs an `api_key`: nobody calls, so there is no caller's credential"
-        )
+    languages.check_provider(document, path, entry)
     if entry.transport != "httpx":
         for field in ("http2", "proxy"):
             if getattr(entry, field):
@@ -162,14 +146,15 @@ def _digest_of(path: str) -> str | None:
         return None
 
 
-def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
+def _provider(document: Document, name: str, entry: ProviderEntry, languages: LanguageTable) -> Provider:
+    path: Path = ("providers", name)
     emulated = entry.emulate_without_key and not secrets_of(entry) and entry.auth is None
     return Provider(
         name=name,
         dialect=entry.dialect,
         speaks=None if entry.speaks is None else tuple(entry.speaks),
-        base_url=f"{EMULATOR}default" if emulated else address_of(document, ("providers", name), entry),
-        messages_url=messages_address_of(document, ("providers", name), entry),
+        base_url=f"{EMULATOR}default" if emulated else languages.address_of(document, path, entry),
+        messages_url=languages.messages_address_of(document, path, entry),
         headers=tuple(entry.headers.items()),
         api_version=entry.api_version,
         transport=entry.transport,
@@ -181,7 +166,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
         idle_expiry_s=entry.idle_expiry,
         group=name,
         accepts_callers_of=tuple(entry.accepts_callers_of),
-        secrets=other_secrets_of(document, ("providers", name), entry),
+        secrets=other_secrets_of(document, path, entry),
         is_stand_in=emulated,
         learns_models=entry.learn_models,
     )
@@ -259,7 +244,7 @@ def _key(entry: KeyEntry) -> Key:
 
 
 def passthrough_section(
-    document: Document, config: ConfigFile, providers: Mapping[str, Provider]
+    document: Document, config: ConfigFile, providers: Mapping[str, Provider], languages: LanguageTable
 ) -> PassthroughEntry | None:
     """Returns the entry where its provider can be used, else None; notes its problems."""
     if config.passthrough is None:
@@ -272,14 +257,8 @@ def passthrough_section(
     if entry.provider not in config.providers:
         suggestion = "" if document.origin_of(path) else did_you_mean(entry.provider, config.providers)
         document.complain(path, f"no provider {document.show(path, entry.provider)}{suggestion}")
-    elif provider is not None and provider.dialect in _WITHOUT_OPENAIS:
-        document.complain(
-            path, f"the dialect {provider.dialect} has none of OpenAI's other endpoints: name another provider"
-        )
-    elif provider is not None and provider.dialect == "azure" and provider.api_version is not None:
-        document.complain(
-            path, f"{provider.name} has an api_version: Azure's deployments have none of the other endpoints"
-        )
+    elif provider is not None and (problem := languages.why_no_passthrough(provider)) is not None:
+        document.complain(path, problem)
     return entry if provider is not None else None
 
 
