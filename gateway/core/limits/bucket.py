@@ -142,14 +142,6 @@ class Bucket:
     def give_back(self, cost: float, now: float, taken_at: float | None = None) -> None:
         self._level = min(self.capacity, self.level_at(now) + cost)
 
-    def adjust(self, more: float, now: float) -> None:
-        """`force` of `more`, or `give_back` of what is less than was taken."""
-        if more > 0:
-            self.take(more, now)
-            return
-        level = self.level_at(now) - more
-        self._level = level if level < self.capacity else self.capacity
-
     def correct(self, level: float, now: float) -> None:
         self.level_at(now)
         if isfinite(level):
@@ -195,8 +187,8 @@ def take_all(
     """Takes from every bucket its part of `cost`, or nothing from any; whether all had room. What went is added to `taken`.
 
     The same as `wait_s(...) == 0.0` of each and then `take` of each, with one look at each level: what every call pays.
-    Beside a bucket stands which part of `cost` it counts (0: requests, others are tokens), and anything. `keep_tokens` must
-    be left over of tokens, and `keep_percent` of every capacity.
+    Beside a bucket stands which part of `cost` it counts (0: requests, others are tokens), and since when it is known.
+    `keep_tokens` must be left over of tokens, and `keep_percent` of every capacity.
     """
     for bucket, part, _ in buckets:
         capacity, level = bucket.capacity, bucket._level
@@ -224,6 +216,28 @@ def take_all(
         taken[2] += output_tokens
         taken[3] += tokens
     return True
+
+
+def settle_all(
+    buckets: Iterable[tuple[Bucket, int, float]],
+    reserved: Sequence[float],
+    actual: Sequence[float],
+    now: float,
+    taken_at: float,
+) -> None:
+    """Corrects every bucket from what `take_all` took at `taken_at` to what was used, by the parts that each counts.
+
+    The last value beside a bucket is when it became known: it gives nothing back from before that.
+    """
+    for bucket, part, since in buckets:
+        more = actual[part] - reserved[part]
+        if not more or taken_at < since:
+            continue
+        if more > 0:
+            bucket.take(more, now)
+            continue
+        level = bucket.level_at(now) - more
+        bucket._level = level if level < bucket.capacity else bucket.capacity
 
 
 # --- limits that do not refill all the time: windows, and calls at a time ---

@@ -582,16 +582,6 @@ class LimitSet:
             if one.part == REQUESTS:
                 one.limit.force(count, now)
 
-    def settle_tokens(self, reserved: Cost, input_tokens: float, output_tokens: float, now: float, at: float) -> None:
-        """Does what `settle` does for a call that was answered, where plain buckets are all there is: its request was used."""
-        before = reserved.input_tokens, reserved.output_tokens, reserved.input_tokens + reserved.output_tokens
-        after = input_tokens, output_tokens, input_tokens + output_tokens
-        for bucket, part, since in self.table.buckets or ():
-            if part:
-                more = after[part - 1] - before[part - 1]
-                if more and at >= since:
-                    bucket.adjust(more, now)
-
     def unsend(self, reserved: Cost) -> None:
         """Notes that nothing was sent: no provider has counted it. To be called beside `settle` with nothing used."""
         self.taken = [taken - part for taken, part in zip(self.taken, parts_of(reserved, 0), strict=True)]

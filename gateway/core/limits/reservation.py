@@ -20,7 +20,7 @@ from math import inf, sqrt
 from gateway.core.error_tables import Diagnosis
 from gateway.core.health.target_health import UNHEALTHY, Permit
 from gateway.core.limits import limit_table
-from gateway.core.limits.bucket import take_all
+from gateway.core.limits.bucket import settle_all, take_all
 from gateway.core.limits.estimate import NOTHING, Cost, charged_output
 from gateway.core.limits.headers import read_limit_headers
 from gateway.core.limits.target_limits import (
@@ -108,8 +108,16 @@ class Reservation:
         """Ends the attempt with a whole answer that has come: `answered`, `judge` and `settle` in one."""
         gate = self.gate
         health, responsiveness = gate.health, gate.health.responsiveness
-        is_known = self.is_judged or self.permit.account is not None or not health.is_clear
-        if is_known or not gate.fast_path_open or not self.is_open or thinks or responsiveness.thinks:
+        breaker = health.breaker
+        is_clear = breaker.is_clear and health.account.breaker.is_clear and self.permit.account is None
+        if (
+            not is_clear
+            or self.is_judged
+            or not gate.fast_path_open
+            or not self.is_open
+            or thinks
+            or responsiveness.thinks
+        ):
             self.answered(headers, now, wall_now(), thinks=thinks)
             self.settle(usage, now)
             return
@@ -124,8 +132,9 @@ class Reservation:
         responsiveness.whole_answer.observe(took_s, now)
         gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
         self.is_judged = self.is_reported = True
-        health.breaker.succeeded(self.permit.own, now, None)
-        if usage is None or not self.estimate or limits.table.buckets is None:  # these headers may have changed them
+        breaker.succeeded(self.permit.own, now, None)
+        buckets = limits.table.buckets  # these headers may have changed them
+        if usage is None or not self.estimate or buckets is None:
             self.settle(usage, now)
             return
         self.is_open = False
@@ -134,18 +143,19 @@ class Reservation:
             pauses.sent_in_epoch -= 1
         if self.retry is not None:
             self.retry.end()
-        cost, counting = self.cost, gate.counting
-        gate.squares = max(0.0, gate.squares - cost.input_tokens * cost.input_tokens) if gate.in_flight else 0.0
-        tokens, output_tokens = usage.input, usage.output
+        counting = gate.counting
+        requests, reserved_input, reserved_output = self.cost
+        gate.squares = max(0.0, gate.squares - reserved_input * reserved_input) if gate.in_flight else 0.0
+        input_tokens, output_tokens = usage.input, usage.output
         if counting.excludes_cached:
-            tokens = max(0, tokens - usage.cached)
+            input_tokens = max(0, input_tokens - usage.cached)
         if counting.charge != "input":
-            output_tokens = charged_output(counting.charge, tokens, self.max_tokens, output_tokens)
-        if tokens + output_tokens > limits.table.smallest:
-            shrunk = limits.shrink(Cost(1, tokens, output_tokens), inf)
-            limits.settle_tokens(cost, shrunk.input_tokens, shrunk.output_tokens, now, self.at)
-        else:
-            limits.settle_tokens(cost, tokens, output_tokens, now, self.at)
+            output_tokens = charged_output(counting.charge, input_tokens, self.max_tokens, output_tokens)
+        actual: tuple[float, float, float] = (requests, input_tokens, output_tokens)
+        if input_tokens + output_tokens > limits.table.smallest:
+            actual = limits.shrink(Cost(*actual), inf)
+        reserved = (requests, reserved_input, reserved_output, reserved_input + reserved_output)
+        settle_all(buckets, reserved, (*actual, actual[1] + actual[2]), now, self.at)
         if not usage.estimated:
             gate.calibration.observe(self.estimate, usage.input, usage.output)
 
