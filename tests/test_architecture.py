@@ -104,6 +104,7 @@ PURE = (
     "gateway.core.error_tables",
     "gateway.core.health.breaker",
     "gateway.core.health.detector",
+    "gateway.core.health.phases",
     "gateway.core.health.target_health",
     "gateway.core.health.times",
     "gateway.core.patience",

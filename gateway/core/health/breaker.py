@@ -6,26 +6,48 @@
     half_open ── most probes fail ──> open, for longer       half_open ── `probes` successes ──> closed, behind a ramp
     by hand: open and drained stay until undone              peers: see `PeerReports`
 
-First come the ways back (probes, and the slow start behind them) and the phases with the calls that may go in each, then what
-peers report, and last `Breaker`, which moves from one phase to the next and decides when: `detector.py` says who is ill.
+First come the outcomes of calls, and what is usual at a target:
+
+    outcomes -> `OutcomeWindow` (the last minute, or longer where calls are) -> what leaves it -> `Baseline`
+
+So the present is judged by the past, and an outage that opens the breaker never teaches. The baseline moves slowly and within
+bounds: what fails more often than `MOST_USUAL` is sick, however long it has been so. Then comes the verdict
+(`FailureDetector`), and last `Breaker`, which moves from one phase of `phases.py` to the next.
+
 pybreaker holds the state while it is not closed, and calls its listener with each move; its own timer, which reads the wall
 clock, never moves it. It must not know calls, targets or providers: its owner tells it the outcomes that speak of health.
 Invariants: questions change nothing, `admit` acts; a half-open breaker never has more than `probes` calls out; every state but
 those set by hand is left again; a call sent before the last ejection is no evidence after it. Every permit is given back
-exactly once, by `succeeded`, `failed` or `forget`.
+exactly once, by `succeeded`, `failed` or `forget`. No sample is kept; each outcome takes O(1).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from importlib import import_module
-from math import inf, log2
-from typing import ClassVar, Literal, TypeAlias
+from math import ceil, inf, log
+from typing import Literal
 
-from gateway.core.health.detector import Baseline, BreakerRules, FailureDetector
-from gateway.core.types import LANES, ErrorClass
+from gateway.core.health.detector import BreakerRules
+from gateway.core.health.phases import (
+    EARLY_S,
+    FIRST_PAUSE_S,
+    LASTING_S,
+    STATES,
+    AwaitingLeave,
+    BreakerPhase,
+    ByHand,
+    Closed,
+    HalfOpen,
+    Open,
+    PeerReports,
+    Probes,
+    SlowStart,
+    State,
+    Stumbling,
+)
+from gateway.core.types import ErrorClass
 
 
 def _import_without_redis() -> None:
@@ -47,217 +69,317 @@ _import_without_redis()
 
 from pybreaker import CircuitBreaker, CircuitBreakerListener, CircuitBreakerState  # noqa: E402 - it must not import redis
 
-# --- the way back of a target that was left alone: a few probes, then growing traffic ---
+# --- the outcomes of calls: of late, and usually ---
 
-PROBE_GRACE_S = 0.1
-"""Seconds for which each lane leaves the probes to the one below it."""
-LEAST_RAMP_PER_S = 20.0
-"""The calls per second that a slow start lets through at least, however little the traffic was."""
-EARLY_S = 1e-6
-"""Seconds by which a timer may come too early."""
-FIRST_PAUSE_S = 0.1
-"""Seconds after the failures of one moment until the first call finds out whether the target serves again."""
-ANSWERING_S = 1.0
-"""Seconds after which a call that has not failed counts for a sign of life: another one may follow it."""
-MOST_OUT = 64
-"""The most calls that may be out at once while a target stumbles."""
-LASTING_S = 2.0
-"""Seconds after which trouble is no passing moment: a target whose tries go on failing is left alone."""
-FIRST_SHARE = 0.1
-"""The share of the traffic before the ejection that a slow start begins with."""
-DOUBLINGS = 10
-_AT_ONCE_S = 0.2
-_LN2 = 0.6931471805599453
-
-
-class Probes:
-    """The calls that a half-open breaker lets through from `since` on: one, and one more for each that succeeded.
-
-    The least urgent calls go first. Invariants: never more probes out than allowed; waits are finite and never negative.
-    """
-
-    __slots__ = ("bad", "good", "out", "since")
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.out = 0
-        self.good = 0
-        self.bad = 0
-
-    def wait_s(self, now: float, rank: int, most: int) -> float | None:
-        """Returns the seconds until a call of the lane `rank` may probe; None when one that is out has to end first."""
-        if self.out >= min(most, 1 + self.good):
-            return None
-        grace_s = self.since + (len(LANES) - 1 - rank) * PROBE_GRACE_S - now
-        return grace_s if grace_s > EARLY_S else 0.0
+BUCKETS = 12
+"""The number of buckets in a window, which forgets one at a time."""
+BEYOND_CHANCE = log(1e8)
+"""The `surprise` in nats from which failures are not put down to chance: it brings about as many once in 1e8 times."""
+MOST_USUAL = 0.25
+"""The largest share of failures that can become the rule."""
+MOST_AT_FIRST = 0.1
+"""The largest share of failures that can become the rule while little is known."""
+ENOUGH_CALLS = 1000
+"""The number of calls that show what is usual; from then on it moves slowly ..."""
+SLOWLY_S = 600.0
+"""... with this time constant."""
+DURATIONS = 3.0
+"""The length of a window in durations of a call ..."""
+LONGEST_WINDOW_S = 600.0
+"""... up to this length."""
+_DOUBT_CALLS = 50
+_LEAST_USUAL = 1e-8
 
 
-class SlowStart:
-    """Lets calls through after recovery at a rate that doubles with each tenth of `ramp_s`, from almost none.
+class OutcomeCounts:
+    """Counts outcomes of calls. `busy_s` sums the durations of successes, `first_byte_s` the first bytes of the `timed`."""
 
-    Up to `t` seconds after its beginning r0 d / ln 2 (2^(t/d) - 1) calls may go, where d is a tenth of the ramp and r0 the rate
-    it begins with. What is not used is lost but for a fifth of a second's worth. The calls that wait have all gone before the
-    ramp ends (Envoy's and nginx's slow start, with a rate in place of a weight).
-    """
+    __slots__ = ("busy_s", "calls", "failures", "first_byte_s", "slow", "timed")
 
-    __slots__ = ("_began_at", "_double_s", "_first_per_s", "_ramp_s", "_taken")
+    def __init__(self) -> None:
+        self.clear()
 
-    def __init__(self, usual_per_s: float, ramp_s: float, now: float) -> None:
+    def clear(self) -> None:
+        self.calls = self.failures = self.timed = self.slow = 0
+        self.busy_s = self.first_byte_s = 0.0
+
+    def add(self, other: OutcomeCounts) -> None:
+        self.calls += other.calls
+        self.failures += other.failures
+        self.timed += other.timed
+        self.slow += other.slow
+        self.busy_s += other.busy_s
+        self.first_byte_s += other.first_byte_s
+
+
+class OutcomeWindow:
+    """Holds the last `span_s` seconds in a ring of buckets. Outcomes go to `present` until `ends_at`; then it has to `turn`."""
+
+    __slots__ = ("_began_at", "_buckets", "_index", "ends_at", "present", "span_s")
+
+    def __init__(self, span_s: float, now: float) -> None:
+        self._buckets = [OutcomeCounts()]  # the others are made as time passes: most breakers of callers never see it
+        self.restart(span_s, now)
+
+    def restart(self, span_s: float, now: float) -> None:
+        del self._buckets[1:]
+        self._buckets[0].clear()
+        self.span_s = span_s
         self._began_at = now
-        self._ramp_s = ramp_s
-        self._double_s = ramp_s / DOUBLINGS
-        self._first_per_s = max(LEAST_RAMP_PER_S, usual_per_s * FIRST_SHARE)
-        self._taken = 0.0
+        self._index = 0
+        self.present = self._buckets[0]
+        self.ends_at = now + span_s / BUCKETS
 
-    def wait_s(self, now: float) -> float:
-        """Returns the seconds until the next call may go; 0.0 now."""
-        due_s = self._double_s * log2(1 + self._taken * _LN2 / (self._first_per_s * self._double_s))
-        wait_s = self._began_at + min(due_s, self._ramp_s) - now
-        return wait_s if wait_s > EARLY_S else 0.0
+    def turn(self, span_s: float, now: float) -> OutcomeCounts:
+        """Begins the bucket that `now` belongs to, with the length `span_s` from here on; returns what has left the window."""
+        self.span_s = span_s
+        step_s = span_s / BUCKETS
+        steps = int((now - self.ends_at) / step_s) + 1
+        gone = OutcomeCounts()
+        for _ in range(min(steps, BUCKETS)):
+            if len(self._buckets) < BUCKETS:
+                self._buckets.append(OutcomeCounts())
+            self._index = (self._index + 1) % BUCKETS
+            self.present = self._buckets[self._index]
+            gone.add(self.present)
+            self.present.clear()
+        self.ends_at += steps * step_s
+        return gone
 
-    def take(self, now: float) -> None:
-        rate_per_s = self._first_per_s * 2.0 ** ((now - self._began_at) / self._double_s)
-        allowed = (rate_per_s - self._first_per_s) * self._double_s / _LN2
-        self._taken = max(self._taken, allowed - rate_per_s * _AT_ONCE_S) + 1
+    def total(self) -> OutcomeCounts:
+        total = OutcomeCounts()
+        for bucket in self._buckets:
+            total.add(bucket)
+        return total
 
-    def is_over(self, now: float) -> bool:
-        """Returns whether the slow start has ended, so that all calls go."""
-        return now - self._began_at >= self._ramp_s - EARLY_S
+    def recent(self) -> Iterator[tuple[float, int, int]]:
+        """Yields seconds, calls and failures of the present bucket, of the last two, and so on up to the whole window."""
+        calls = failures = 0
+        for age in range(BUCKETS):
+            if age < len(self._buckets):
+                bucket = self._buckets[self._index - age]
+                calls += bucket.calls
+                failures += bucket.failures
+            yield (age + 1) * self.span_s / BUCKETS, calls, failures
 
+    def failures(self) -> tuple[int, int]:
+        calls = failures = 0
+        for bucket in self._buckets:
+            calls += bucket.calls
+            failures += bucket.failures
+        return calls, failures
 
-# --- the phases: each is a type that has only the fields which mean something in it ---
-#
-#     phase           state shown      which calls go                               it ends by
-#     Closed          closed           all; while it ramps up, as many as that lets  an ejection, or a person
-#     Stumbling       closed           one, after a pause; one more for each good one enough successes, or trouble that lasts
-#     Open            open             none before `probe_at`                        the first call after that
-#     AwaitingLeave   open             none: another replica may be the one to try   the fleet's answer, or asking again
-#     HalfOpen        half_open        as many as `probes` lets through              enough successes, more failures, a peer
-#     ByHand          open, drained    none                                          a person
-#
-# Invariants: `wait_s` changes nothing, however often it is asked; only `ByHand` waits for ever.
+    def failures_at(self, span_s: float, now: float) -> tuple[int, int]:
+        """Returns the calls and failures that will be left when the window turns at `now`, to the length `span_s`."""
+        gone = int((now - self.ends_at) * BUCKETS / span_s) + 1 if now >= self.ends_at else 0
+        left = [self._buckets[self._index - age] for age in range(min(BUCKETS - gone, len(self._buckets)))]
+        return sum([bucket.calls for bucket in left]), sum([bucket.failures for bucket in left])
 
+    def slow(self) -> tuple[int, int]:
+        """Returns the calls whose first byte was timed, and how many of them were slow."""
+        return sum(bucket.timed for bucket in self._buckets), sum(bucket.slow for bucket in self._buckets)
 
-State = Literal["closed", "open", "half_open", "drained"]
-STATES: tuple[State, ...] = ("closed", "open", "half_open", "drained")
-
-
-@dataclass(slots=True)
-class Closed:
-    """The target is trusted."""
-
-    since: float
-    """The time at which it closed (monotonic seconds): ejections are forgotten from then on."""
-    ramp: SlowStart | None = None
-    """The slow start after an ejection, which lets growing traffic through; None: all calls go."""
-    state: ClassVar[State] = "closed"
-    probe_at: ClassVar[float] = inf
-
-    def wait_s(self, now: float, _rank: int, _most_probes: int) -> float:
-        """Returns the seconds until the next call may go."""
-        return 0.0 if self.ramp is None or self.ramp.is_over(now) else self.ramp.wait_s(now)
+    def calls_per_s(self, now: float) -> float:
+        """Returns the rate at which calls ended, over the window or as much of it as has passed."""
+        return self.failures()[0] / min(max(now - self._began_at, 1.0), self.span_s)
 
 
-@dataclass(slots=True)
-class Stumbling:
-    """Its last calls have failed, perhaps all at one moment: few calls go, until it is known whether the trouble lasts."""
+class Baseline:
+    """Describes one target when it is well. Times are running means in seconds; 0.0: unknown."""
 
-    since: float
-    """The time of the first of these failures (monotonic seconds)."""
-    probe_at: float
-    """The time at which the next call may go (monotonic seconds)."""
-    pause_s: float
-    """The seconds between two calls; doubled with each failure."""
-    sent_at: float = 0.0
-    """The time at which the last call went."""
-    out: int = 0
-    good: int = 0
-    bad: int = 0
-    state: ClassVar[State] = "closed"
+    __slots__ = ("call_s", "failure_share", "first_byte_s", "known_calls")
 
-    def wait_s(self, now: float, _rank: int, most: int) -> float | None:
-        """Returns the seconds until the next call may go; None when one that is out has to end first.
+    def __init__(self) -> None:
+        self.failure_share = 0.0
+        self.first_byte_s = 0.0
+        self.call_s = 0.0
+        self.known_calls = 0
 
-        Errors come back at once, long answers do not: the longer calls are out, the more others go.
-        """
-        if self.out >= MOST_OUT:
+    def learn(self, seen: OutcomeCounts, span_s: float) -> None:
+        """Takes these outcomes, of `span_s` seconds, for usual; only outcomes that led to no ejection may be given."""
+        if seen.calls <= 0:
+            return
+        is_settled = self.known_calls >= ENOUGH_CALLS
+        self.known_calls = min(self.known_calls + seen.calls, ENOUGH_CALLS)
+        weight = min(seen.calls / self.known_calls, span_s / SLOWLY_S if is_settled else 1.0)
+        share = self.failure_share + (seen.failures / seen.calls - self.failure_share) * weight
+        self.failure_share = min(share, MOST_USUAL)
+        if seen.timed:
+            self.first_byte_s = _towards(self.first_byte_s, seen.first_byte_s / seen.timed, weight)
+        if seen.calls > seen.failures:
+            self.call_s = _towards(self.call_s, seen.busy_s / (seen.calls - seen.failures), weight)
+
+    def usual_failures(self, calls: int, failures: int) -> float:
+        """Returns the share of calls that usually fail; `calls` and `failures`, the ones since, count while little is known."""
+        share = self.failure_share
+        if self.known_calls < ENOUGH_CALLS:
+            known = share * self.known_calls + failures
+            share = min(MOST_AT_FIRST, known / (_DOUBT_CALLS + self.known_calls + calls))
+        return max(share, _LEAST_USUAL)
+
+    def window_s(self, at_least_s: float) -> float:
+        """Returns the length of a window that is longer than calls here usually take."""
+        return max(at_least_s, min(DURATIONS * self.call_s, LONGEST_WINDOW_S))
+
+    def slow_after_s(self, factor: float, at_least_s: float, at_most_s: float) -> float:
+        """Returns the seconds after which a first byte is slow; `at_most_s`, as long as nothing is known."""
+        if not self.first_byte_s:
+            return at_most_s
+        return min(max(factor * self.first_byte_s, at_least_s), at_most_s)
+
+
+def surprise(calls: int, failures: int, usual: float) -> float:
+    """Returns how far so many failures are from what is usual, in nats: chance brings as many once in e**surprise times.
+
+    It is `calls` times the Kullback-Leibler divergence of the share of failures from the usual one (Chernoff's bound); for
+    failures in a row that is -calls * log(usual). It is 0.0 where no more fail than usual.
+    """
+    share = failures / calls
+    if share <= usual:
+        return 0.0
+    well = (1 - share) * log((1 - share) / (1 - usual)) if failures < calls else 0.0
+    return calls * (share * log(share / usual) + well)
+
+
+def longest_run(usual: float) -> int:
+    """Returns the number of failures in a row that is beyond chance."""
+    return ceil(BEYOND_CHANCE / -log(usual) - 1e-9)
+
+
+def _towards(mean: float, value: float, weight: float) -> float:
+    return mean + (value - mean) * weight if mean else value
+
+
+# --- the verdict: failures in a row, their share, and late first bytes ---
+
+
+LONGEST_RUN = 20
+"""A number of failures in a row that is never usual."""
+HIGHEST_PERCENT = 90.0
+"""A share of failures that is never usual."""
+
+
+class FailureDetector:
+    """Judges one target by the outcomes of its calls, while calls go there freely.
+
+    A target is ill if its last calls all failed, if too many failed, or if too many were slow; each beyond what is usual
+    there and what chance would bring about. Invariant: a verdict needs at least `consecutive_failures` failures, or
+    `min_calls` calls.
+    """
+
+    __slots__ = ("baseline", "rules", "run", "slow_after_s", "window")
+
+    def __init__(self, rules: BreakerRules, now: float) -> None:
+        self.baseline = Baseline()
+        self.window = OutcomeWindow(rules.window_s, now)
+        self.run = 0
+        """The number of failures in a row."""
+        self.configure(rules)
+
+    def configure(self, rules: BreakerRules) -> None:
+        """Puts other rules in force; what was seen and learned stays."""
+        self.rules = rules
+        self.slow_after_s = self.baseline.slow_after_s(rules.slow_factor, rules.slow_at_least_s, rules.slow_at_most_s)
+
+    def restart(self, now: float) -> None:
+        self.run = 0
+        self.window.restart(self.baseline.window_s(self.rules.window_s), now)
+
+    def succeeded(self, took_s: float, now: float, first_byte_s: float | None) -> str | None:
+        """Counts a call that was served; returns what is wrong with the target all the same, in words, or None."""
+        window = self.window
+        if now >= window.ends_at:
+            self._turn(now)
+        present = window.present
+        present.calls += 1
+        present.busy_s += took_s
+        self.run = 0
+        if first_byte_s is None:
             return None
-        due_at = self.probe_at
-        if self.out >= min(most, 1 + self.good):
-            due_at = max(due_at, self.sent_at + ANSWERING_S / self.out)
-        left_s = due_at - now
-        return left_s if left_s > EARLY_S else 0.0
+        present.timed += 1
+        if first_byte_s > self.slow_after_s:
+            return self._was_slow(present)
+        present.first_byte_s += first_byte_s
+        return None
+
+    def failed(self, now: float, why: str, pending: int = 0) -> str | None:
+        """Counts a call that failed for `why`; returns what is wrong with the target, in words, or None.
+
+        `pending` calls have not ended: failures come back sooner than successes, so as long as these are the more, they may
+        all be well.
+        """
+        window, rules = self.window, self.rules
+        if now >= window.ends_at:
+            self._turn(now)
+        self.run = run = self.run + 1
+        window.present.calls += 1
+        window.present.failures += 1
+        calls, failures = window.failures()
+        # Without the run, which is in question and must not make itself usual.
+        usual = self.baseline.usual_failures(calls - run, failures - run)
+        if run >= max(rules.consecutive_failures, min(longest_run(usual), LONGEST_RUN), pending):
+            self._learn_all(but=run)
+            return f"{run} failures in a row ({why})"
+        percent = rules.failure_rate_percent
+        for span_s, ended, failures in window.recent():  # the latest calls first: health long past hides nothing
+            calls = ended + pending
+            if (
+                failures * 100 >= calls * percent
+                and calls >= rules.min_calls
+                and _is_high(calls, failures, usual, percent)
+            ):
+                return f"{100 * failures / calls:.0f} % of {calls} calls failed in {span_s:.0f} s ({why})"
+        return None
+
+    def outcomes(self, now: float) -> tuple[int, int]:
+        """Returns the calls that ended within the window, and how many of them failed."""
+        return self.window.failures_at(self.baseline.window_s(self.rules.window_s), now)
+
+    def catch_up(self, now: float) -> None:
+        """Drops the outcomes that have left the window, and learns from them."""
+        if now >= self.window.ends_at:
+            self._turn(now)
+
+    def _turn(self, now: float) -> None:
+        """Begins the next bucket; outcomes that leave the window led to no ejection, and become part of what is usual."""
+        gone = self.window.turn(self.baseline.window_s(self.rules.window_s), now)
+        self._learn(gone, self.window.span_s / BUCKETS)
+
+    def _was_slow(self, present: OutcomeCounts) -> str | None:
+        """Counts a slow first byte, which teaches no more than what is still usual; returns what is wrong, or None."""
+        rules, slow_after_s = self.rules, self.slow_after_s
+        present.slow += 1
+        present.first_byte_s += slow_after_s
+        timed, slow = self.window.slow()
+        if timed < rules.min_calls or slow * 100 < timed * rules.slow_rate_percent:
+            return None
+        self._learn_all()
+        return f"{100 * slow / timed:.0f} % of {timed} calls got their first byte after more than {slow_after_s:.0f} s"
+
+    def _learn_all(self, but: int = 0) -> None:
+        """Learns the whole window, `but` for the run of failures at its end.
+
+        A target that has become somewhat worse, or slower, for good is thus not ejected for ever.
+        """
+        seen = self.window.total()
+        seen.calls -= but
+        seen.failures -= but
+        self._learn(seen, self.window.span_s)
+
+    def _learn(self, seen: OutcomeCounts, span_s: float) -> None:
+        if self.rules.is_enabled:
+            self.baseline.learn(seen, span_s)
+            self.configure(self.rules)
 
 
-@dataclass(slots=True)
-class Open:
-    """The target is left alone for a while."""
-
-    probe_at: float
-    """The time at which the first probe may go (monotonic seconds)."""
-    state: ClassVar[State] = "open"
-
-    @property
-    def due_at(self) -> float:
-        """The time at which it stops being open, if a call comes (monotonic seconds)."""
-        return self.probe_at
-
-    def wait_s(self, now: float, rank: int, most_probes: int) -> float | None:
-        """Returns the seconds until a call of the lane `rank` may probe: the lowest lanes go first."""
-        left_s = self.probe_at - now
-        return left_s if left_s > EARLY_S else Probes(self.probe_at).wait_s(now, rank, most_probes)
+def _is_high(calls: int, failures: int, usual: float, percent: float) -> bool:
+    """Returns whether `percent` of the calls that usually succeed have failed, and that was no chance."""
+    threshold = max(percent, min(percent + (100 - percent) * usual, HIGHEST_PERCENT))
+    share = 100 * failures / calls
+    return share >= threshold and (share >= HIGHEST_PERCENT or surprise(calls, failures, usual) >= BEYOND_CHANCE)
 
 
-@dataclass(slots=True)
-class AwaitingLeave:
-    """The open time is over, and the fleet has been asked whether it is this replica that probes."""
-
-    due_at: float
-    """The end of the open time (monotonic seconds): the order of the lanes counts from there."""
-    probe_at: float
-    """The time at which the fleet is asked again, unless it answers (monotonic seconds)."""
-    state: ClassVar[State] = "open"
-
-    def wait_s(self, now: float, rank: int, most_probes: int) -> float | None:
-        """Returns the seconds until a call of the lane `rank` may probe, or ask for leave to."""
-        left_s = self.probe_at - now
-        return left_s if left_s > EARLY_S else Probes(self.due_at).wait_s(now, rank, most_probes)
-
-
-@dataclass(slots=True)
-class HalfOpen:
-    """A few calls find out whether the target is well again."""
-
-    probes: Probes
-    has_leave: bool = True
-    """False: this replica had leave for long and no call to probe with. The next call probes, and leave is asked for again."""
-    state: ClassVar[State] = "half_open"
-
-    @property
-    def probe_at(self) -> float:
-        """The time at which the first probe was due (monotonic seconds)."""
-        return self.probes.since
-
-    def wait_s(self, now: float, rank: int, most_probes: int) -> float | None:
-        """Returns the seconds until a call of the lane `rank` may probe; None when one that is out has to end first."""
-        return self.probes.wait_s(now, rank, most_probes)
-
-
-@dataclass(slots=True)
-class ByHand:
-    """A person has taken the target out of service, until a person says otherwise."""
-
-    state: State
-    """`open` or `drained`: they differ in nothing but the name."""
-    probe_at: ClassVar[float] = inf
-
-    def wait_s(self, _now: float, _rank: int, _most_probes: int) -> float:
-        """Returns inf: only a person ends this phase."""
-        return inf
-
-
-BreakerPhase: TypeAlias = Closed | Stumbling | Open | AwaitingLeave | HalfOpen | ByHand
-
+# --- the breaker ---
 
 _NEVER_S = 1e9  # pybreaker's own timer
 
@@ -275,44 +397,6 @@ class _Mirror(CircuitBreakerListener):
     ) -> None:
         self._breaker._became()
 
-
-# --- what other replicas report ---
-
-OWN_SUCCESS_SPANS = 2
-"""The multiple of the longest open time for which the success of own probes outranks what peers report."""
-
-
-class PeerReports:
-    """The reports of peers about one breaker, and the own evidence that outranks them. Times are monotonic seconds.
-
-    They are kept apart from what was seen here, and for a while the latter outranks them. Invariant: what a peer has
-    reported goes with the ejection that it was about.
-    """
-
-    __slots__ = ("failure_rate", "open_until", "own_success_until")
-
-    def __init__(self) -> None:
-        self.failure_rate: float | None = None
-        """The share of failures seen by the peer whose report opened the breaker; None: what was seen here opened it."""
-        self.open_until: float | None = None
-        """The time until which peers leave the target alone, if only their report opened it here; None: it failed here, too."""
-        self.own_success_until: float | None = None
-        """The time until which the success of own probes outranks reports; None: there was none of late."""
-
-    def forget(self) -> None:
-        """Drops both sides' evidence: the breaker opens, and for that one reason."""
-        self.open_until = self.own_success_until = None
-
-    def remember_own_success(self, max_open_s: float, now: float) -> None:
-        """Notes that own probes have succeeded; a peer that errs repeats its report within the longest open time."""
-        self.own_success_until = now + OWN_SUCCESS_SPANS * max_open_s
-
-    def has_own_success(self, now: float) -> bool:
-        """Returns whether own probes have found the target well, and nothing has failed since."""
-        return self.own_success_until is not None and now < self.own_success_until
-
-
-# --- the breaker ---
 
 LEAVE_S = 0.2
 """Seconds after which leave to probe is asked for again: an answer takes milliseconds, or is lost."""

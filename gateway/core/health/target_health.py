@@ -11,8 +11,9 @@ from collections.abc import Callable
 from math import exp, inf
 from typing import NamedTuple
 
-from gateway.core.health.breaker import AwaitingLeave, Breaker, ByHand, Closed, HalfOpen, Open
+from gateway.core.health.breaker import Breaker
 from gateway.core.health.detector import BreakerRules, Responsiveness, account_rules
+from gateway.core.health.phases import AwaitingLeave, ByHand, Closed, HalfOpen, Open
 from gateway.core.health.times import Latency
 from gateway.core.retry_budgets import RetryBudget, RetryTokens
 from gateway.core.types import ErrorClass

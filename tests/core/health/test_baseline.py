@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.health.detector import (
+from gateway.core.health.breaker import (
     BEYOND_CHANCE,
     BUCKETS,
     ENOUGH_CALLS,

@@ -7,7 +7,7 @@ from math import log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.health.breaker import DOUBLINGS, FIRST_SHARE, LEAST_RAMP_PER_S, Probes, SlowStart
+from gateway.core.health.phases import DOUBLINGS, FIRST_SHARE, LEAST_RAMP_PER_S, Probes, SlowStart
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

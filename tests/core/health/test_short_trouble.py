@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.health.breaker import ANSWERING_S, FIRST_PAUSE_S, LASTING_S, MOST_OUT, Breaker
+from gateway.core.health.breaker import Breaker
 from gateway.core.health.detector import BreakerRules
+from gateway.core.health.phases import ANSWERING_S, FIRST_PAUSE_S, LASTING_S, MOST_OUT
 from gateway.core.types import Outgoing
 from tests.rows import rows
 from tests.support.flow import Script, ScriptedAnswer, whole
