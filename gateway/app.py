@@ -39,9 +39,6 @@ from gateway.core.admission.admission import Admission
 from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.clock import SteadyClock, SystemClock
-from gateway.core.config.describe import describe
-from gateway.core.call import CallProduct
-from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
 from gateway.core.config.fields import SQLITE, is_loopback
 from gateway.core.config.load import load_snapshot
 from gateway.core.edge import Edge
@@ -62,8 +59,6 @@ from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
 from gateway.drivers.store import SharedStore, SharedStoreMetrics
-from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, JobSettings
-from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
 from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics
 from gateway.features.ownership.http import object_routes
@@ -73,9 +68,7 @@ from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
 from gateway.features.runs.http import RunRoutes, workflow_routes
 from gateway.features.runs.metrics import RunCounter
 from gateway.features.runs.rules import WORKFLOWS
-from gateway.features.runs.table import DurableRuns, RunTable
-from gateway.features.runs.table import RunTable
-from gateway.features.runs.table import DurableRuns, RunsOfWork, RunTable
+from gateway.features.runs.table import RunsOfWork, RunTable
 from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
@@ -83,22 +76,8 @@ from gateway.housekeeping import Housekeeping, Reloading
 from gateway.installed import is_installed
 from gateway.own_products import OWN_PRODUCTS
 from gateway.process import container_bytes
-from gateway.products.routes import absent_routes
-from gateway.products.batches.native.providers import HttpProviderBatches
-from gateway.products.jobs.admin import job_admin_routes
-from gateway.products.jobs.answers_http import EventReaders
-from gateway.products.jobs.call_maker import CallMaker
-from gateway.products.jobs.dead_letters.http import dead_letter_routes
 from gateway.products.jobs.metrics import JobMeter
-from gateway.products.jobs.model import Job, NewJob
-from gateway.products.jobs.outward import AddressGuard, open_outwards
-from gateway.products.jobs.respond_async import AsyncAnswers
-from gateway.products.jobs.rules import IN_REDIS, JOBS, JobSettings
-from gateway.products.jobs.store import JobStore, copier_of, has_jobs, no_jobs, open_blobs, open_jobs, open_redis_blobs, open_redis_jobs
-from gateway.products.jobs.upkeep import CountedEnds
-from gateway.products.responses.http import ResponseEndpoint
-from gateway.products.responses.store import KeptBounds
-from gateway.products.work import JobWork, durable_routes
+from gateway.products.routes import absent_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS
 from gateway.settings import Settings

@@ -13,7 +13,6 @@ from gateway.core.clock import SystemClock
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.telemetry import CallLog, Telemetry
-from gateway.drivers.opening import MemoryStore
 from gateway.features.runs.rules import WORKFLOWS
 from gateway.features.runs.table import RunTable
 from gateway.installed import is_installed
@@ -25,8 +24,7 @@ if is_installed("gateway.products.jobs"):
     from gateway.products.durable import around_calls_of
 
 if is_installed("gateway.products.pipelines"):
-    from gateway.products.pipelines.compile import PIPELINE
-    from gateway.products.pipelines.http import PipelineAnswers
+    pass
 
 
 class _Unserved(CallFeature):

@@ -13,7 +13,6 @@ from gateway.core.call import CallProduct
 from gateway.core.clock import Clock
 from gateway.core.pipeline import Pipeline
 from gateway.features.output.service import OutputMetrics, Outputs
-from gateway.drivers.opening import Store
 from gateway.features.ownership.service import Ownership
 from gateway.features.reuse.inspect import Savings
 from gateway.features.reuse.service import Replays

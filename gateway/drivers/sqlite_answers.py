@@ -11,12 +11,8 @@ from typing import NamedTuple, TypeVar
 from gateway.core.ports import Later
 from gateway.core.types import Kept
 from gateway.drivers.memory import EarlyEvictions, MemoryAnswers, about, moved, restored
-from gateway.drivers.sqlite import OWED_BYTES, FileThread, taken
-from gateway.drivers.store import Claim
-from gateway.products.jobs.sqlite_rows import Rest
 from gateway.drivers.sqlite import OWED_BYTES, FileThread, Rest, taken
-from gateway.features.reuse.memory import EarlyEvictions, MemoryAnswers, about, moved, restored
-from gateway.features.reuse.store import Claim
+from gateway.drivers.store import Claim
 
 # --- the exact cache: hot answers in memory, all answers in the file ---
 

@@ -16,19 +16,10 @@ from itertools import count
 from gateway.core.clock import Ahead, never_ahead
 from gateway.core.types import StoreBounds
 from gateway.drivers.memory import EarlyEvictions, MemoryAnswers
-from gateway.drivers.sqlite import File, FileThread, Total, Trouble
+from gateway.drivers.sqlite import File, FileThread, Rest, Total, Trouble
 from gateway.drivers.sqlite_answers import SqliteAnswers, SqliteRecords
 from gateway.drivers.sqlite_file import Connect, FileKind
 from gateway.drivers.store import TENANTS_SHARE, Answers, Records
-from gateway.products.jobs.sqlite_rows import Rest
-from gateway.drivers.sqlite import File, FileThread, Rest, Total, Trouble
-from gateway.features.ownership.sqlite import SqliteObjects
-from gateway.features.ownership.store import Objects
-from gateway.features.reuse.memory import EarlyEvictions, MemoryAnswers
-from gateway.features.reuse.sqlite import SqliteAnswers, SqliteRecords
-from gateway.features.reuse.store import TENANTS_SHARE, Answers, Records
-from gateway.features.semantic.sqlite import SqliteVectors
-from gateway.features.semantic.store import Vectors
 
 APPLICATION_ID = 0x4C4C4757
 """The application id in the header of the gateway's files: `LLGW`."""

@@ -14,7 +14,6 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.snapshot import Policies
 from gateway.drivers.outward import Outward
-from gateway.features.runs.step import WriteBehindSum
 from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.installed import is_installed
 from gateway.products.batches.chunk import ChunkRunner

@@ -36,9 +36,8 @@ from gateway.core.openai import sse
 from gateway.core.relay import StreamBroken
 from gateway.dialects.conversion import last_response
 from gateway.dialects.last_word import LastWord
-from gateway.drivers.store import Store
-from gateway.drivers.durability import JobsOff, JobsUnavailable
 from gateway.drivers.durability import JOB_SETTINGS, KEEP_RUNS_S, JobsOff, JobsUnavailable
+from gateway.drivers.store import Store
 from gateway.features.reuse.keys import ANYTHING
 from gateway.features.reuse.layers import (
     LONGEST_POLL_S,
@@ -71,10 +70,6 @@ from gateway.features.runs.step import (
     step_fingerprint,
     step_record,
 )
-from gateway.products.pipelines.compile import PIPELINE
-from gateway.products.jobs.model import JobsOff, JobsUnavailable
-from gateway.products.jobs.rules import JOBS
-from gateway.products.jobs.store import JobStore
 
 FREE = (b"x-gateway-cost-usd", b"0.00000000")
 

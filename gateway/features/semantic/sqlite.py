@@ -9,10 +9,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from gateway.core.ports import Later
-from gateway.drivers.sqlite import FileThread, taken
-from gateway.drivers.sqlite_answers import forget, matching
 from gateway.drivers.sqlite import FileThread, Rest, taken
-from gateway.features.reuse.sqlite import forget, matching
+from gateway.drivers.sqlite_answers import forget, matching
 from gateway.features.semantic.store import VectorRow
 
 ROWS_AT_ONCE = 1_000

@@ -22,9 +22,6 @@ from gateway.core.openai.json_edit import find_fields, insert_field, mended_json
 from gateway.core.openai.usage import MOST_TOKENS
 from gateway.core.types import Usage
 from gateway.features.run_port import RunWords, ServedLines
-from gateway.products.jobs.calls import JSON, StoredRequest, with_version
-from gateway.core.types import ErrorClass, Usage
-from gateway.features.runs.rules import LastWrite, RunChange, RunWords, TaskSum, TaskWord, units
 from gateway.products.jobs.calls import JSON, StoredRequest, step_of, with_version
 from gateway.products.jobs.model import ChunkPlan, Job, JobState, LineResult, Stage, Tally
 from gateway.products.jobs.request import RUN_WORDS, read_metadata

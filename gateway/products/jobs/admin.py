@@ -23,12 +23,10 @@ from gateway.core.request_fields import Peeked
 from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot, Target
 from gateway.core.types import Endpoint, Usage
 from gateway.drivers.durability import JobsOff
-from gateway.products.batches.input import bare_provider
 from gateway.products.batches.native.rules import has_batch_api
 from gateway.products.jobs.answers_http import show_job, statuses_of
 from gateway.products.jobs.calls import attempts_allowed
 from gateway.products.jobs.model import JobFlag, JobQuery
-from gateway.products.jobs.model import JobFlag, JobQuery, JobsOff, list_page
 from gateway.products.jobs.request import bare_provider
 from gateway.products.jobs.rules import ACCEPTS_202, JOB_RULES, JOBS, JobRules, RunAs
 from gateway.products.jobs.service import JobService, segment_of

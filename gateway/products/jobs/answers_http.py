@@ -27,9 +27,9 @@ from gateway.core.openai.sse import json_object
 from gateway.core.request_fields import LargeBodies, written_twice
 from gateway.core.snapshot import Policies
 from gateway.products.jobs.model import (
-    STATE_OF_STATUS,
     CURRENT,
     SETTLED,
+    STATE_OF_STATUS,
     Job,
     JobKind,
     JobPage,
@@ -41,7 +41,6 @@ from gateway.products.jobs.model import (
     job_status,
 )
 from gateway.products.routes import ObjectRoute, Serve, head_alone, list_page
-from gateway.products.routes import head_alone
 
 MOST_READERS, MOST_READERS_PER_TENANT = 1000, 500
 """No tenant keeps all others from following their jobs."""

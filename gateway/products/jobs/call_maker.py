@@ -22,8 +22,6 @@ from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.installed import is_installed
 from gateway.products.jobs.calls import STRICT, StoredRequest
-from gateway.products.pipelines.http import StepRules
-from gateway.products.pipelines.http import part_of_step
 
 HAS_GROUPS: Final = is_installed("gateway.features.grouping")
 if HAS_GROUPS:

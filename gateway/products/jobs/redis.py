@@ -20,9 +20,9 @@ from typing import Final
 from gateway.core.clock import SharedClock
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import Lane, SharedState
-from gateway.drivers.durability import JobsUnavailable
+from gateway.drivers.durability import Accept, JobsUnavailable
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
-from gateway.drivers.redis.partitions import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
+from gateway.drivers.redis.partitions import MOST_PARTITIONS, JobDurability, JobPartitions
 from gateway.features.runs.redis import RedisRuns
 from gateway.products.batches.redis import RedisJobFiles
 from gateway.products.jobs import redis_acceptance as acceptance

@@ -14,12 +14,9 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.snapshot import Key, Setting
-from gateway.core.types import RawHeaders
-from gateway.drivers.outward import NotPublic, read_public_url
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Setting
 from gateway.core.types import EMULATOR, RawHeaders
-from gateway.products.jobs.outward import NotPublic, read_public_url
+from gateway.drivers.outward import NotPublic, read_public_url
 from gateway.products.jobs.rules import JobRules
 
 MOST_RUN_AT_S: Final = 366 * 86_400.0

@@ -15,7 +15,6 @@ from typing import Final
 
 from gateway.core.clock import Clock
 from gateway.drivers.durability import JobsUnavailable
-from gateway.features.runs.rules import RunOutcome, label_change
 from gateway.features.run_port import NO_RUNS, RunEnd, RunPort
 from gateway.products.batches.output import batch_of_blob
 from gateway.products.jobs.dead_letters.rules import CLASS

@@ -18,10 +18,8 @@ import orjson
 
 from gateway.core.call import Call
 from gateway.core.errors import Forbidden, GatewayError, InvalidRequest
-from gateway.features.output.schema import depth_of
-from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED
 from gateway.drivers.json_schema import depth_of
-from gateway.products.batches.input import bare_provider
+from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED
 from gateway.products.jobs.model import JobKind, JobNeedsProviderKey, NewJob, Tally
 from gateway.products.jobs.request import bare_provider
 from gateway.products.pipelines.compile import (

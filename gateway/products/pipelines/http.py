@@ -7,8 +7,6 @@ run's id for all others. The run goes on in any case. A call for a step comes la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 import orjson
@@ -17,16 +15,8 @@ from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.ledger import Accounts
 from gateway.core.render import error_object
-from gateway.core.types import Endpoint
 from gateway.drivers.durability import JobsUnavailable
-from gateway.features.output.rules import CHECKED, OutputRule
-from gateway.features.output.schema import SchemaUnusable, compile_schema
-from gateway.drivers.json_schema import SchemaUnusable, compile_schema
-from gateway.core.snapshot import PolicySnapshot
-from gateway.features.runs.rules import WORKFLOWS, RunPart, WorkflowRules
-from gateway.features.runs.step import OTHERS
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
-from gateway.products.jobs.calls import StepOfRun
 from gateway.products.jobs.model import Job, StoredAnswer
 from gateway.products.jobs.request import read_option_headers, responds_async
 from gateway.products.jobs.rules import JOBS
@@ -128,5 +118,3 @@ class PipelineAnswers(CallFeature):
 
 
 # --- a call for a step of a pipeline: a part of its run ---
-
-

@@ -11,11 +11,8 @@ import orjson
 
 from gateway.core.limits.estimate import text_tokens
 from gateway.core.snapshot import PolicySnapshot
-from gateway.features.output.schema import MOST_BYTES, SchemaUnusable, compile_schema, is_installed
-from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED
 from gateway.drivers.json_schema import MOST_BYTES, SchemaUnusable, compile_schema, is_installed
-from gateway.products.jobs.calls import StepOfRun
-from gateway.products.jobs.model import Job
+from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.pipelines.compile import MOST_ITEMS, CallEndpoint, PipelinePlan, Step, compile_plan
 from gateway.products.pipelines.templates import MOST_WORK, NEEDS_EXTRA, Count, Hurry, Path, StepFilling, Work

@@ -20,13 +20,11 @@ import orjson
 
 from gateway.core.clock import Clock
 from gateway.drivers.durability import JobsUnavailable
-from gateway.features.output.judging import FairTurns, NotATurn
-from gateway.features.run_port import NO_RUNS, RunEnd, RunPort
 from gateway.drivers.turns import FairTurns, NotATurn
-from gateway.features.runs.rules import RunOutcome, label_change
+from gateway.features.run_port import NO_RUNS, RunEnd, RunPort
 from gateway.products.batches import output
 from gateway.products.batches.finish import INTERNAL
-from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED, RUN_MODEL, RUN_USD, STEP, STEP_OUTPUT, AddToRun, add_to_no_run
+from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED, RUN_MODEL, RUN_USD, STEP, STEP_OUTPUT
 from gateway.products.jobs.model import (
     BATCH,
     CHECK,

@@ -23,13 +23,8 @@ from gateway.core.ledger import Accounts
 from gateway.core.openai.sse import comment_end
 from gateway.core.render import new_request_id
 from gateway.core.snapshot import Policies
-from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents, own_routes
 from gateway.products.jobs.model import RESPONSE, Job, is_ours
-from gateway.products.jobs.request import read_option_headers
-from gateway.features.runs.step import PART, not_a_step
-from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents
-from gateway.products.jobs.model import RESPONSE, Job, is_ours, list_page
 from gateway.products.jobs.request import bare_provider, read_option_headers
 from gateway.products.jobs.rules import JOBS
 from gateway.products.responses.keeping import keeping_of

@@ -13,7 +13,6 @@ from gateway.core.call import INVALID_ANSWER
 from gateway.core.errors import GatewayError
 from gateway.core.relay import StreamBroken
 from gateway.drivers.durability import JobsOff, JobsUnavailable
-from gateway.drivers.opening import MemoryStore
 from gateway.features.reuse.rules import Caching, ExactRule
 from gateway.features.runs.rules import RunPart, StepRequest
 from gateway.features.runs.step import OTHERS, StepChanged, StepRunning, StepTooLarge, StoredStep

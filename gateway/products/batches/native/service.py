@@ -64,11 +64,8 @@ from gateway.products.batches.output import (
     request_of,
     served_lines,
 )
-from gateway.products.jobs.calls import AddToRun, MakeCall, NativeAccounts, ProviderBatches, add_to_no_run
-from gateway.products.jobs.model import Job, LineResult, line_id
 from gateway.products.jobs.calls import MakeCall, NativeAccounts, ProviderBatches
-from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
-from gateway.products.jobs.outward import Unreachable
+from gateway.products.jobs.model import Job, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
 from gateway.products.jobs.runner import run_of
 from gateway.products.jobs.store import Blobs, JobStore
