@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
-from gateway.core.call import CallFeature, CallProduct, RouteFacts
+from gateway.core.call import CallFeature, CallProduct, CallRoute
 from gateway.core.clock import SystemClock
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import PolicySnapshot
@@ -30,13 +30,13 @@ if is_installed("gateway.products.pipelines"):
 class _Unserved(CallFeature):
     """Stands for a product whose calls need durable work, which is only there while a gateway runs."""
 
-    def __init__(self, product: type[CallProduct], takes_part: Callable[[RouteFacts, frozenset[bytes]], bool]) -> None:
+    def __init__(self, product: type[CallProduct], takes_part: Callable[[CallRoute, frozenset[bytes]], bool]) -> None:
         self.name, self.options = product.name, product.options
         self._takes_part = takes_part
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where the product has a feature."""
-        return self if self._takes_part(facts, requested) else None
+        return self if self._takes_part(route, requested) else None
 
 
 def products_around(policy: PolicySnapshot) -> tuple[CallProduct, ...]:

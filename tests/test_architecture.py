@@ -209,6 +209,27 @@ def test_the_core_asks_endpoints_for_what_they_are_and_not_for_their_names() -> 
     assert offenders(comparisons, core) == {}
 
 
+def test_nobody_writes_a_request() -> None:
+    """A feature that changes what goes to providers makes another one: who holds the first has what the client sent."""
+    [made] = [
+        node for node in nodes_of("gateway.core.call") if isinstance(node, ast.ClassDef) and node.name == "Request"
+    ]
+    names = {ast.unparse(node.target) for node in made.body if isinstance(node, ast.AnnAssign)}
+
+    def writes(module: str) -> list[str]:
+        stores = [
+            node for node in nodes_of(module) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        ]
+        return [
+            ast.unparse(node)
+            for node in stores
+            if node.attr in names and ast.unparse(node.value).split(".")[-1] == "request"
+        ]
+
+    assert "body" in names
+    assert offenders(writes) == {}
+
+
 def test_each_package_stays_in_its_place() -> None:
     """What is foreign is known in one part of the house only."""
 

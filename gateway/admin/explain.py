@@ -14,7 +14,7 @@ import orjson
 
 from gateway.core import request_fields
 from gateway.core.balancing import Action, Choice, ClassRule, Retries
-from gateway.core.call import CallProduct, RouteFacts
+from gateway.core.call import CallProduct, CallRoute
 from gateway.core.error_tables import Diagnosis, ErrorFacts, ErrorRule, ErrorTable, answer_of, read_body
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.health.detector import BreakerRules
@@ -111,7 +111,7 @@ def _lines(
     plan = plan_route(policy, key, model, endpoint, is_callers=False)
     yield f"deadline  {_deadline(plan)}"
     if products:
-        yield from explain_products(products, plan.facts)
+        yield from explain_products(products, plan.route)
     if is_installed("gateway.products.pipelines") and (pipeline := PIPELINE.of(model)) is not None:
         steps = ", ".join(pipeline.steps)
         yield f"pipeline  a run of its steps, each a job: {steps}"
@@ -144,7 +144,7 @@ def _lines(
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
 
 
-def explain_products(products: Sequence[CallProduct], facts: RouteFacts) -> Iterator[str]:
+def explain_products(products: Sequence[CallProduct], facts: CallRoute) -> Iterator[str]:
     """Yields the order in which products stand around the calls of a route, and which of them a header adds."""
 
     def around(*asked: bytes) -> list[str]:

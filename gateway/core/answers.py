@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.core.call import Call, ErrorAnswer, Opened, ReadAnswers, Stream, Whole
+from gateway.core.call import Call, ErrorAnswer, Opened, ReadAnswers, Stream, Whole, upstream_model
 from gateway.core.clock import Clock
 from gateway.core.error_tables import in_band_status
 from gateway.core.errors import InvalidRequest
@@ -40,7 +40,7 @@ from gateway.core.openai.usage import add_beside, estimate_tokens, find_usage, r
 from gateway.core.openai.vectors import asks_base64, chunks_with_base64, with_base64
 from gateway.core.relay import RawRelay, SseRelay, read_whole
 from gateway.core.retry import Attempt
-from gateway.core.snapshot import Target, upstream_model
+from gateway.core.snapshot import Target
 from gateway.core.types import (
     Answer,
     Clocks,
@@ -80,6 +80,7 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
     Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time, and NotExpressible,
     with nothing in the ledger, when the call has no words in the target's language.
     """
+    request = call.request
     target, started_at = attempt.target, attempt.started_at
     clocks = clocks_of(target, call) if target.clocks_by else target.clocks
     # Listed before it begins: a try that fails, or is cancelled, stands in the ledger all the same.
@@ -89,7 +90,7 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
     else:
         _list_beside(call.attempts, attempt, attempt.beside)
         task = None  # it has one of its own, of which the edge does not know
-    if call.stream or call.deadline_is_callers:
+    if request.stream or request.deadline_is_callers:
         ends_at = _must_open_by(call, clocks, started_at)
     else:
         ends_at = started_at + clocks.total_s
@@ -99,19 +100,19 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
         outgoing = outgoing_of(call, attempt, clocks)
         upstream = target.upstream
         if target.converters_by_path:
-            upstream = target.converters_by_path.get(call.path, upstream)
-            attempt.remembers_for = call.tenant if call.model.remembers_thinking else None
-            attempt.refuses_loss = call.model.on_loss == "refuse"
+            upstream = target.converters_by_path.get(request.path, upstream)
+            attempt.remembers_for = request.tenant if call.route.model.remembers_thinking else None
+            attempt.refuses_loss = call.route.model.on_loss == "refuse"
         answer = await upstream.send(outgoing)
         if answer.status in MAY_MEAN_PATH and target.on_unknown_path is not None:
             # The server may not know the path: then the call goes to it in another language, and that is remembered.
             attempt.status = answer.status  # NotExpressible needs it below: something was sent, and answered
-            attempt.refuses_loss = call.model.on_loss == "refuse"
+            attempt.refuses_loss = call.route.model.on_loss == "refuse"
             answer = await target.on_unknown_path(outgoing, answer)
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
-        if b"content-encoding" in index and (call.endpoint.request != "any" or call.reads is not None):
+        if b"content-encoding" in index and (request.endpoint.request != "any" or call.reads is not None):
             await _unpack(call, target, answer, index)
         if not ALL_REQUEST_IDS.isdisjoint(index):
             for name in REQUEST_IDS:  # the first one present counts
@@ -123,15 +124,15 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
             answer.whole is not None
             and answer.status == 200
             and content_type == JSON_TYPE
-            and call.endpoint.answer == "json"
+            and request.endpoint.answer == "json"
         ):
             is_usual = True
             opened: Opened = _accept_json(call, attempt, answer, answer.whole, clock)  # the usual case, in one step
         else:
             opened = await _read_opening(call, attempt, answer, content_type, clock)
         # Before the attempt counts as answered: clients rely on what may be missing here, and money on the units.
-        if call.endpoint.is_completed and isinstance(opened, Whole):
-            if call.endpoint.has_vectors:
+        if request.endpoint.is_completed and isinstance(opened, Whole):
+            if request.endpoint.has_vectors:
                 await _complete_embeddings(call, opened)
             else:
                 opened.usage = media_usage(call, target, opened.usage)
@@ -167,7 +168,7 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
             attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
     else:
         # A model that the caller has chosen, and not the config, is missing for the caller, who hears so.
-        is_configured = target.model is not None and call.endpoint.request != "any"
+        is_configured = target.model is not None and request.endpoint.request != "any"
         if opened.diagnosis.error_class is ErrorClass.MODEL_NOT_FOUND and not is_configured:
             opened.diagnosis = replace(opened.diagnosis, error_class=ErrorClass.NOT_FOUND)
         attempt.ended_at = attempt.first_byte_at if is_usual else clock.monotonic()
@@ -187,20 +188,25 @@ def _list_beside(ledger: list[Attempt], attempt: Attempt, other: Attempt) -> Non
 
 def clocks_of(target: Target, call: Call) -> Clocks:
     """The target's time limits for a call to this endpoint, in this lane."""
-    return target.clocks_by.get((call.endpoint.name, call.lane), target.clocks) if target.clocks_by else target.clocks
+    request = call.request
+    return (
+        target.clocks_by.get((request.endpoint.name, request.lane), target.clocks)
+        if target.clocks_by
+        else target.clocks
+    )
 
 
 def _must_open_by(call: Call, clocks: Clocks, started_at: float) -> float:
     """When the attempt has to have something for the client: the first event of a stream, or a whole answer."""
     limit_s = clocks.total_s
-    if call.stream:
+    if call.request.stream:
         first_s = clocks.first_byte_s
         if clocks.first_event_s is not None and clocks.first_event_s < first_s:
             first_s = clocks.first_event_s
         # The limit of the first byte or event runs from the connection on.
         limit_s = clocks.connect_s + first_s
     ends_at = started_at + min(limit_s, clocks.total_s)
-    return min(ends_at, call.deadline) if call.deadline_is_callers else ends_at
+    return min(ends_at, call.request.deadline) if call.request.deadline_is_callers else ends_at
 
 
 def _end_failed(attempt: Attempt, error_class: ErrorClass, phase: Phase, clock: Clock) -> None:
@@ -219,7 +225,7 @@ async def _unpack(call: Call, target: Target, answer: Answer, index: dict[bytes,
         answer.unpack(index[b"content-encoding"])
     except target.upstream.errors as exc:
         is_json = index.get(b"content-type", b"").startswith(JSON_TYPE)
-        if call.endpoint.answer == "binary" and answer.status == 200 and not is_json:
+        if call.request.endpoint.answer == "binary" and answer.status == 200 and not is_json:
             return
         await answer.aclose()
         raise target.upstream.failure(exc) from exc
@@ -244,26 +250,27 @@ _STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
 
 def outgoing_of(call: Call, attempt: Attempt, clocks: Clocks) -> Outgoing:
     """Returns the request of this attempt; a caller's own deadline bounds the time to its first byte."""
+    request = call.request
     target = attempt.target
     first_byte_s = clocks.first_byte_s
-    if call.deadline_is_callers:
-        first_byte_s = min(first_byte_s, max(0.001, call.deadline - attempt.started_at))
+    if request.deadline_is_callers:
+        first_byte_s = min(first_byte_s, max(0.001, request.deadline - attempt.started_at))
     model = target.model
     if model is None:
         model = upstream_model(call, target)
-    headers, credential = call.headers, call.credential
-    if credential is not None and target.name in call.model.without_caller_credential:
+    headers, credential = request.headers, request.credential
+    if credential is not None and target.name in call.route.model.without_caller_credential:
         headers, credential = [header for header in headers if header[0] not in ACCOUNTS], None
-    body: bytes | Spliced = call.body
-    if model != call.model_name or call.large is not None or call.stream:
+    body: bytes | Spliced = request.body
+    if model != request.model_name or request.large is not None or request.stream:
         body = _body_for(call, model)
-    if target.edits is not None and call.endpoint.request == "json":
-        edits = target.edits.of_count() if call.endpoint.counts_tokens else target.edits
-        body = _edited(body, edits, attempt, refuses_loss=call.model.on_loss == "refuse")
+    if target.edits is not None and request.endpoint.request == "json":
+        edits = target.edits.of_count() if request.endpoint.counts_tokens else target.edits
+        body = _edited(body, edits, attempt, refuses_loss=call.route.model.on_loss == "refuse")
     return Outgoing(
-        call.method,
-        call.path,
-        call.query,
+        request.method,
+        request.path,
+        request.query,
         model,
         headers,
         body,
@@ -276,18 +283,19 @@ def outgoing_of(call: Call, attempt: Attempt, clocks: Clocks) -> Outgoing:
 
 def _body_for(call: Call, model: str) -> bytes | Spliced:
     """Returns the client's bytes, changed only where a rule needs it: the model's name, and the request for usage."""
-    body, large = call.body, call.large
-    if large is not None and large.model is not None and call.model_name:
-        new_model, is_asking = None if model == call.model_name else model, adds_usage(call)
+    request = call.request
+    body, large = request.body, request.large
+    if large is not None and large.model is not None and request.model_name:
+        new_model, is_asking = None if model == request.model_name else model, adds_usage(call)
         if new_model is None and not is_asking:
-            return call.body
-        return edited(call.body, large, new_model, call.stream_options, adds_usage=is_asking)
-    if model != call.model_name and body:
-        if call.model_span is not None and call.model_name and len(body) > LARGE_BYTES:
-            return Spliced(body, [(*call.model_span, model.encode())])
-        body = _with_model(body, model, call.model_span) if call.model_name else _named(body, model)
+            return request.body
+        return edited(request.body, large, new_model, request.stream_options, adds_usage=is_asking)
+    if model != request.model_name and body:
+        if request.model_span is not None and request.model_name and len(body) > LARGE_BYTES:
+            return Spliced(body, [(*request.model_span, model.encode())])
+        body = _with_model(body, model, request.model_span) if request.model_name else _named(body, model)
     if adds_usage(call):
-        body = json_edit.with_include_usage(body, call.stream_options)
+        body = json_edit.with_include_usage(body, request.stream_options)
     return body
 
 
@@ -308,15 +316,15 @@ def _named(body: bytes, model: str) -> bytes:
 
 def wants_usage(call: Call) -> bool:
     """Returns whether the client asks for usage in its stream."""
-    options = call.stream_options
+    options = call.request.stream_options
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
 def adds_usage(call: Call) -> bool:
     """Returns whether the gateway asks for usage in the stream, because the caller did not say."""
-    if not (call.stream and call.endpoint.usage_option and call.model.include_usage):
+    if not (call.request.stream and call.request.endpoint.usage_option and call.route.model.include_usage):
         return False
-    options = call.stream_options
+    options = call.request.stream_options
     return options is None or (isinstance(options, dict) and options.get("include_usage") is None)
 
 
@@ -349,16 +357,16 @@ async def _read_opening(call: Call, attempt: Attempt, answer: Answer, content_ty
         await answer.aclose()
         diagnosis = attempt.target.errors.diagnose(Phase.ANSWERED, status, headers, body, clock.wall())
         return ErrorAnswer(attempt, status, headers, body, diagnosis)
-    if status >= 300 and call.endpoint.request != "any":
+    if status >= 300 and call.request.endpoint.request != "any":
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
-    if call.endpoint.answer == "json":
+    if call.request.endpoint.answer == "json":
         if content_type.startswith(b"text/event-stream"):
-            if not call.stream:
+            if not call.request.stream:
                 return await _gather(call, attempt, answer, clock)
             return await _open_stream(call, attempt, answer, clock)
         return await _open_json(call, attempt, answer, clock)
-    if call.endpoint.request == "any":
+    if call.request.endpoint.request == "any":
         if call.reads is not None and _is_read(call.reads, status, content_type):
             return await _read_passing(call.reads, attempt, answer)
         return Stream(attempt, status, headers, RawRelay(attempt.target.upstream, answer))
@@ -403,8 +411,8 @@ async def _gather(call: Call, attempt: Attempt, answer: Answer, clock: Clock) ->
     error = next((found for event in split_events(frames) if (found := first_error(event)) is not None), None)
     if error is not None:
         return _streamed_error(attempt, answer, error, clock)
-    body, as_whole = None, call.endpoint.shape.as_whole
-    if is_whole and call.endpoint.tokens == "both":  # other endpoints' streams are no parts of an answer
+    body, as_whole = None, call.request.endpoint.shape.as_whole
+    if is_whole and call.request.endpoint.tokens == "both":  # other endpoints' streams are no parts of an answer
         body = as_whole(frames) if len(frames) <= THREAD_BYTES else await asyncio.to_thread(as_whole, frames)
     if body is None:
         message = "the provider sent a stream in place of the whole answer, and it cannot be put together"
@@ -419,7 +427,7 @@ async def _open_json(call: Call, attempt: Attempt, answer: Answer, clock: Clock)
     if not is_whole:
         relay = RawRelay(attempt.target.upstream, answer, body, count_tokens=True)
         headers = answer.headers
-        if call.endpoint.has_vectors and asks_base64(call.body):
+        if call.request.endpoint.has_vectors and asks_base64(call.request.body):
             relay.change(chunks_with_base64)
             # The vectors change on their way, and the announced length no longer holds.
             headers = [header for header in headers if header[0] != b"content-length"]
@@ -439,7 +447,7 @@ async def _open_binary(call: Call, attempt: Attempt, answer: Answer, content_typ
     if not is_whole:
         return Stream(attempt, status, headers, RawRelay(attempt.target.upstream, answer, body, count_tokens=True))
     parsed = answer_object(body) or {}
-    error = call.endpoint.shape.error_inside(parsed)
+    error = call.request.endpoint.shape.error_inside(parsed)
     if error is None:
         written = estimate_tokens(str(parsed.get("text", "")).encode("utf-8", "surrogatepass"))
         usage = media_usage(call, attempt.target, read_media_answer(parsed), written)
@@ -491,7 +499,7 @@ def _accept_json(call: Call, attempt: Attempt, answer: Answer, body: bytes, cloc
         what = "an HTML page" if is_page else "something that is not a JSON object"
         what = what if parsed is None else "an empty object"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
-    error = call.endpoint.shape.error_inside(parsed)
+    error = call.request.endpoint.shape.error_inside(parsed)
     if error is not None:
         diagnosis = attempt.target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
         return ErrorAnswer(attempt, in_band_status(error, diagnosis), answer.headers, body, diagnosis)
@@ -504,7 +512,7 @@ def _accept_json(call: Call, attempt: Attempt, answer: Answer, body: bytes, cloc
 
 async def _complete_embeddings(call: Call, opened: Whole) -> None:
     """Gives vectors the form that was asked for, and a `usage`, on which clients rely: estimated where none was reported."""
-    if asks_base64(call.body):
+    if asks_base64(call.request.body):
         is_large = len(opened.body) > THREAD_BYTES
         opened.body = await asyncio.to_thread(with_base64, opened.body) if is_large else with_base64(opened.body)
     usage = estimated_usage(call, opened.attempt, 0) if opened.usage is None else None

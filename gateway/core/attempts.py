@@ -140,7 +140,7 @@ class Attempts:
                 continue
             if move is not None:
                 attempt.beside = move.stalled
-            hedging = call.model.retries.hedging
+            hedging = call.route.model.retries.hedging
             late_after_s = None if hedging is None else self._hedges.late_after_s(call, attempt, hedging)
             trials = (
                 None if step is None else admission.gates.line(attempt.target, call).gate.health.responsiveness.trials
@@ -184,7 +184,7 @@ class Attempts:
                 if last is None or not self._is_ruled_out_alone(call, opened, move):
                     last = opened
                 ledger = _ledger(call, attempt, move)
-                if attempt.is_stalled and is_final(ledger, admission.planner.plan(call), call.model.retries):
+                if attempt.is_stalled and is_final(ledger, admission.planner.plan(call), call.route.model.retries):
                     self._moves.cancel(call, attempt)  # whoever answers first has the say, here as there
             finally:
                 if trials is not None:
@@ -255,10 +255,10 @@ class Attempts:
         """The target answered with an error."""
         attempt, diagnosis, target = opened.attempt, opened.diagnosis, opened.attempt.target
         attempt.should_retry = should_retry_of(opened.headers)
-        attempt.is_callers = not target.account and target.name not in call.model.without_caller_credential
+        attempt.is_callers = not target.account and target.name not in call.route.model.without_caller_credential
         if diagnosis.error_class in LIMITS_RATE:
             refusal = self._admission.outcomes.refused(call, attempt, diagnosis, opened.headers)
-            is_waited_for = rule_for(attempt, call.model.retries).action is Action.HOLD
+            is_waited_for = rule_for(attempt, call.route.model.retries).action is Action.HOLD
             attempt.is_refused = is_waited_for and refusal is Refusal.WAIT
             attempt.never_again = not attempt.is_refused
             return
@@ -274,11 +274,11 @@ class Attempts:
         return concerns_target_alone(_ledger(call, opened.attempt, move), self._admission.planner.plan(call))
 
     def _judge(self, call: Call, attempt: Attempt) -> None:
-        attempt.never_again = rule_for(attempt, call.model.retries).action not in (Action.RETRY, Action.HOLD)
+        attempt.never_again = rule_for(attempt, call.route.model.retries).action not in (Action.RETRY, Action.HOLD)
 
     def _next_step(self, call: Call, failed: Attempt | None, move: Move | None = None) -> Step:
         """What follows this failure; None: the call has made no attempt yet."""
-        if call.endpoint.request == "any":
+        if call.request.endpoint.request == "any":
             return GiveUp("final")  # of another kind: whether it may be sent twice is not known
         now = self._clock.monotonic()
         if failed is None:
@@ -302,12 +302,12 @@ class Attempts:
         step = next_step(
             _ledger(call, failed, move),
             plan,
-            call.model.retries,
+            call.route.model.retries,
             admission.retries.of(call),
-            call.deadline,
+            call.request.deadline,
             now,
             self._draw(),
-            is_hard=call.deadline_is_callers,
+            is_hard=call.request.deadline_is_callers,
             is_repeated=call.earlier_tries > 0,
         )
         self._note_left_out(call, plan, step)
@@ -316,7 +316,7 @@ class Attempts:
     def _note_left_out(self, call: Call, plan: Plan, step: Step) -> None:
         """Notes the targets that the call would have tried next, had they been in service."""
         candidates = (*plan.own, *plan.others)
-        has_left_out = len(candidates) < len(call.model.plan)
+        has_left_out = len(candidates) < len(call.route.model.plan)
         is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
         if not has_left_out or is_too_long or (isinstance(step, GiveUp) and step.reason not in _WANTS_TARGET):
             return
@@ -326,15 +326,17 @@ class Attempts:
 
     def _is_held(self, call: Call, failed: Attempt, now: float) -> bool:
         """Whether the call goes on beyond its attempts at the only target left: they cost nothing, and nobody was served."""
-        retries, target = call.model.retries, failed.target
+        retries, target = call.route.model.retries, failed.target
         is_unsent = failed.error_class == ErrorClass.CONNECTION and failed.phase is Phase.NOTHING_SENT
-        if now >= call.deadline or not (is_unsent or failed.error_class == ErrorClass.OVERLOADED):
+        if now >= call.request.deadline or not (is_unsent or failed.error_class == ErrorClass.OVERLOADED):
             return False
         rule = rule_for(failed, retries)
         if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or call.earlier_tries:
             return False  # whoever forbids a second try forbids it here, too
         out = {attempt.target.name for attempt in call.attempts if attempt.never_again or attempt.is_stalled}
-        if _has_other_answer(call) or any(one.name not in out and one.name != target.name for one in call.model.plan):
+        if _has_other_answer(call) or any(
+            one.name not in out and one.name != target.name for one in call.route.model.plan
+        ):
             return False
         health = self._admission.gates.line(target, call).gate.health
         if is_unsent and not health.responsiveness.answers:
@@ -345,7 +347,7 @@ class Attempts:
         """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
         if isinstance(last, ErrorAnswer) and last.error_class is ErrorClass.AUTH and not last.attempt.is_callers:
             return _credential_refused(call, last)
-        if isinstance(last, ErrorAnswer) and call.endpoint.request == "any":
+        if isinstance(last, ErrorAnswer) and call.request.endpoint.request == "any":
             return last
         if isinstance(last, ErrorAnswer):
             if last.error_class is ErrorClass.NOT_FOUND:
@@ -357,8 +359,10 @@ class Attempts:
             if readable is not None:
                 return readable
         if last is None and call.not_expressible is not None:
-            raise NoTargetAvailable(f"No target could serve this call; tried: {_tried(call)}.{call.model.skipped}")
-        if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
+            raise NoTargetAvailable(
+                f"No target could serve this call; tried: {_tried(call)}.{call.route.model.skipped}"
+            )
+        if last is None or (call.request.deadline_is_callers and self._clock.monotonic() >= call.request.deadline):
             raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call)}.")
         error_class = last.error_class
         detail = _in_public(last) if isinstance(last, UpstreamFailed) else f"status {last.status}"
@@ -366,9 +370,9 @@ class Attempts:
         why = _WHY.get(step.reason, "")
         error = kind(
             f"No target could serve this call; tried: {_tried(call)}. The last one: {error_class} ({detail}).{why}"
-            f"{call.model.skipped}"
+            f"{call.route.model.skipped}"
         )
-        if call.endpoint.request == "any":
+        if call.request.endpoint.request == "any":
             error.should_retry = None  # nothing was tried again here: that is for the client to decide
         # The provider's word against another try holds for SDKs, too.
         elif isinstance(last, ErrorAnswer) and should_retry_of(last.headers) is False:
@@ -404,8 +408,8 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
     attempt.served_by_then = answers + gate.in_flight
     if not reservation.is_trial or error_class not in PASSING:
         return False
-    rule = call.model.retries.by_class.get(error_class)
-    if call.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
+    rule = call.route.model.retries.by_class.get(error_class)
+    if call.route.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
         return False  # whoever forbids a second try forbids it here, too
     # A 500 or 409 may come of the call's own content; these two hardly do.
     most = inf if error_class in (ErrorClass.CONNECTION, ErrorClass.OVERLOADED) else MOST_TRIALS
@@ -451,7 +455,9 @@ def _credential_refused(call: Call, last: ErrorAnswer) -> ErrorAnswer:
     headers = [header for header in last.headers if header[0] not in _OF_THE_REFUSAL]
     # A retry would bring the same refused credential.
     kept = [*headers, (b"content-type", JSON_TYPE), (b"x-should-retry", b"false")]
-    return replace(last, status=error.status, headers=kept, body=error_body(error, call.endpoint, call.id))
+    return replace(
+        last, status=error.status, headers=kept, body=error_body(error, call.request.endpoint, call.request.id)
+    )
 
 
 def _in_callers_shape(call: Call, last: ErrorAnswer, *, is_readable: bool) -> ErrorAnswer | None:
@@ -459,10 +465,10 @@ def _in_callers_shape(call: Call, last: ErrorAnswer, *, is_readable: bool) -> Er
 
     `is_readable`: clients of OpenAI's can read it, as it is.
     """
-    is_converted = call.path in last.attempt.target.converters_by_path
-    request_id = (last.attempt.upstream_request_id or b"").decode("latin-1") or call.id
+    is_converted = call.request.path in last.attempt.target.converters_by_path
+    request_id = (last.attempt.upstream_request_id or b"").decode("latin-1") or call.request.id
     error = ProviderError(last.status, last.body, last.headers, last.error_class, is_converted, is_readable, request_id)
-    body = call.endpoint.shape.provider_error(error)
+    body = call.request.endpoint.shape.provider_error(error)
     if body is None:
         return None
     if body is last.body:

@@ -1,7 +1,7 @@
 """A request's life as data, and the hooks by which products take part in it.
 
 In this order: the call, with its typed slots; what came back for it; its reply and its account; then `CallFeature` and how the
-features of a route are compiled. Decisions see a call as a `Request` only. A `Call` belongs to one client request and is only
+features of a route are compiled. A `Call` belongs to one client request and is only
 touched by the task that serves it. A product gives the calls of a route a `CallFeature`, or None: then it costs these calls
 nothing. The core knows no product by name; the list of them is in `gateway/call_products.py`.
 """
@@ -20,7 +20,7 @@ from gateway.core.limits.estimate import Cost
 from gateway.core.openai.bodies import Large
 from gateway.core.retry import Attempt
 from gateway.core.retry_budgets import Reserved
-from gateway.core.snapshot import Key, Model, PolicySnapshot
+from gateway.core.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.core.types import Clocks, Endpoint, ErrorClass, Lane, RawHeaders, Skips, Usage
 
 T = TypeVar("T")
@@ -81,19 +81,17 @@ class QueuePlace(Protocol):
 
 
 @dataclass(slots=True)
-class Call:
-    """One client request, from its first byte to its last."""
+class Request:
+    """What a client sent. Never written once it is made: what a feature has changed is another one, for `Call.send`.
+
+    It is not frozen, for that would cost something for each field on each call.
+    """
 
     id: str
     endpoint: Endpoint
-    policy: PolicySnapshot
-    """Read once when the call came in: it lives and dies on it."""
-    key: Key
-    model: Model
     model_name: str
-    """As the client asked for it; `model.name` may be a pattern."""
+    """As the client wrote it; `model.name` of the route may be a pattern."""
     body: bytes
-    """What goes to providers: as it came, unless a feature has changed it before the first attempt."""
     stream: bool
     stream_options: object
     """As the caller sent them, parsed; None when absent."""
@@ -102,6 +100,7 @@ class Call:
     headers: RawHeaders
     """The client's headers that may go upstream."""
     credential: bytes | None
+    """The caller's own credential, where it is passed on."""
     lane: Lane
     received_at: float
     """When its last byte was here: a slow upload is not our time."""
@@ -119,12 +118,38 @@ class Call:
     max_tokens: int | None = None
     """The most tokens that its answer may have, all choices together; None: the caller did not say."""
     thinks: bool = False
-    """It asks its model to reason first: minutes without a word are usual."""
+    """It wants its model to reason first: minutes without a word are usual."""
+    large: Large | None = None
+    """The facts kept of a large body; None: it is small, or nobody reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRoute:
+    """What is the same for all calls of one key to one model at one endpoint that want the same."""
+
+    policy: PolicySnapshot
+    """Read once when a call came in: it lives and dies on it."""
+    key: Key
+    model: Model
+    endpoint: Endpoint
+    has_own_credential: bool
+    """The caller's own credential pays at the targets that have none."""
+    is_internal: bool = False
+    """The calls are made inside the process: their makers may want what no client can."""
+    hooks: Hooks | None = None
+    """The hooks of its calls; None: not compiled. `Pipeline.handle` compiles those of calls made inside the process."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One client request, from its first byte to its last."""
+
+    request: Request
+    """What goes to providers: as it came, unless a feature has changed it before the first attempt."""
+    route: CallRoute
     parsed: dict[str, Any] | None = None
     """The body, parsed, until its tokens are counted or it is known that nobody wants to know; of one that is not parsed its
     top-level fields, as far as they were read."""
-    large: Large | None = None
-    """The facts kept of a large body; None: it is small, or nobody reads it."""
     comment: Callable[[bytes], bool] | None = None
     """Set by the edge for a stream: begins the answer if it has not begun, and sends an SSE comment. False: too late."""
     task: asyncio.Task[None] | None = None
@@ -170,8 +195,6 @@ class Call:
     """The targets, by name, into whose language it cannot be put, with the error of its caller if no other can serve it."""
     reads: ReadAnswers | None = None
     """The answers that would go on to the client unread, and that a feature has to read before; None: no such answer."""
-    hooks: Hooks | None = None
-    """The hooks of its route; None: it was made inside the process, and `Pipeline.handle` compiles them."""
     slots: dict[Slot[Any], Any] | None = None
     """The state of the features that take part in it; None: there is none yet."""
     is_begun: bool = False
@@ -180,6 +203,14 @@ class Call:
     """A job was made of it, or it was refused before it was a call: nothing of it is booked."""
     is_led: bool = False
     """A feature serves it in a task of its own, which closes its account."""
+
+    def send(self, request: Request, parsed: dict[str, Any] | None = None) -> None:
+        """Has `request` go to the providers in place of what has come; `parsed` is its body, parsed."""
+        self.request, self.parsed = request, parsed
+
+    def take(self, route: CallRoute) -> None:
+        """Has the call go this route."""
+        self.route = route
 
 
 Ending: TypeAlias = Callable[[str, Usage | None, int], None]
@@ -248,6 +279,14 @@ Opened: TypeAlias = Whole | Stream | ErrorAnswer
 def deciding_attempt(call: Call) -> Attempt | None:
     """Returns the attempt that has decided how a call goes on, or how it ended: the last one listed; None: it has made none."""
     return next(reversed(call.attempts), None)
+
+
+def upstream_model(call: Call, target: Target) -> str:
+    """Returns the name by which the target's provider knows the model of a call."""
+    if target.model is not None:
+        return target.model
+    name = call.request.model_name
+    return name.removeprefix(target.strip) if target.strip else name
 
 
 async def _nothing_to_close() -> None:
@@ -343,20 +382,6 @@ class CallFeature:
         """Counts the call; returns fields for its line in the call log, None for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteFacts:
-    """What is the same for all calls of a route."""
-
-    policy: PolicySnapshot
-    key: Key
-    model: Model
-    endpoint: Endpoint
-    has_own_credential: bool
-    """The caller's own credential pays at the targets that have none."""
-    is_internal: bool = False
-    """The calls are made inside the process: their makers may ask for what no client can."""
-
-
 class CallProduct(Protocol):
     """A product that takes part in calls."""
 
@@ -367,7 +392,7 @@ class CallProduct(Protocol):
     absent_headers: tuple[tuple[bytes, bytes], ...]
     """The headers of the answers to calls for which it has no feature."""
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns its feature for calls of this route that bring the headers `requested`; None: it does nothing for them."""
         ...
 
@@ -409,14 +434,14 @@ def compile_hooks(
 
 
 def features_of(
-    products: Iterable[CallProduct], facts: RouteFacts, requested: frozenset[bytes]
+    products: Iterable[CallProduct], route: CallRoute, requested: frozenset[bytes]
 ) -> tuple[list[CallFeature], tuple[tuple[bytes, bytes], ...]]:
     """Returns the features that the products, the outermost first, have for a route and the options that a call asks for; and
     the headers of those that have none."""
     features: list[CallFeature] = []
     absent_headers: Headers = []
     for product in products:
-        feature = product.for_route(facts, requested)
+        feature = product.for_route(route, requested)
         if feature is None:
             absent_headers += product.absent_headers
         else:

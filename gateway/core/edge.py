@@ -49,7 +49,9 @@ async def give(served: ServedRequest, call: Call, reply: Reply) -> None:
     # From here on no error can become an answer: `_refuse` breaks the connection off.
     served.started = True
     if reply.chunks is None:
-        headers, body = _as_events(call, reply) if call.stream and reply.status == 200 else (reply.headers, reply.body)
+        headers, body = (
+            _as_events(call, reply) if call.request.stream and reply.status == 200 else (reply.headers, reply.body)
+        )
         headers.append((b"content-length", b"%d" % len(body)))
         await answer_at_once(cycle, reply.status, headers, body)
         return
@@ -79,7 +81,7 @@ async def _give_events(served: ServedRequest, call: Call, reply: Reply) -> None:
                 await send_chunk(cycle, chunk)
             await end_stream(cycle)
         else:
-            before, after = call.endpoint.shape.around_json()
+            before, after = call.request.endpoint.shape.around_json()
             await send_chunk(cycle, before)
             async for chunk in reply.chunks:
                 # A line end would end the `data:` line in the middle of the JSON.
@@ -99,7 +101,7 @@ def _as_events(call: Call, reply: Reply) -> tuple[list[tuple[bytes, bytes]], byt
     The reply itself stays as it is: others may read it, too.
     """
     content_type = dict(reply.headers).get(b"content-type", b"")
-    if call.endpoint.tokens != "both" or not content_type.startswith(b"application/json"):
+    if call.request.endpoint.tokens != "both" or not content_type.startswith(b"application/json"):
         return reply.headers, reply.body
     headers = [header for header in reply.headers if header[0] not in (b"content-type", b"cache-control")]
     return [*headers, *EVENT_STREAM], events_of(call, reply)
@@ -107,7 +109,7 @@ def _as_events(call: Call, reply: Reply) -> tuple[list[tuple[bytes, bytes]], byt
 
 def events_of(call: Call, reply: Reply) -> bytes:
     """A whole answer as the events that a streaming provider would have sent; where they are not known, one event."""
-    shape, events = call.endpoint.shape, None
+    shape, events = call.request.endpoint.shape, None
     if reply.status == 200:
         events = shape.as_stream(reply.body, include_usage=wants_usage(call))
     return shape.as_event(reply.status, reply.body) if events is None else events
@@ -157,7 +159,7 @@ class Edge:
         try:
             # Most bodies are here with their head, and small: `take` makes the call of these without a turn of the loop.
             call = self.intake.take(served) or await self.intake.wait(served)
-            if not call.stream:
+            if not call.request.stream:
                 if served.plan.takes_interim and cycle.http_version == "1.1":  # no 1xx to HTTP/1.0 (RFC 9110, 15.2)
                     reply = await self._handle_alive(call, served.interim)
                 else:
@@ -166,7 +168,7 @@ class Edge:
                 reply = await self._handle_alive(call, served.comment)
             else:
                 reply = await self._pipeline.handle(call)
-            if reply.chunks is None and not call.stream and not cycle.flow.write_paused:
+            if reply.chunks is None and not call.request.stream and not cycle.flow.write_paused:
                 # The usual answer: one write, and no client to wait for.
                 served.started = True
                 reply.headers.append((b"content-length", b"%d" % len(reply.body)))
@@ -209,7 +211,7 @@ class Edge:
     async def _handle_alive(self, call: Call, comment: Callable[[bytes], bool]) -> Reply:
         """Serves the call, and sends its client signs of life while it waits."""
         call.comment = comment
-        self._keepalive.begin(call, call.received_at)
+        self._keepalive.begin(call, call.request.received_at)
         try:
             return await self._pipeline.handle(call)
         finally:
@@ -226,7 +228,7 @@ class Edge:
             error.should_retry = False  # after the deadline of the whole call, not of one try, its caller wants none
         if call is not None and served.kept_alive:
             served.started = True
-            await end_stream(cycle, call.endpoint.shape.error_event(error, served.request_id))
+            await end_stream(cycle, call.request.endpoint.shape.error_event(error, served.request_id))
             return
         if call is None or not call.settled:  # nothing else counts it: it never came to the pipeline
             self._meter.refused(served.request_id, cycle.scope["path"], error.status, error.code)
@@ -251,9 +253,9 @@ class Edge:
             await self._refuse(served, late)
         elif served.stopped == "no_room":
             await self._refuse(served, self.intake.without_room(served.lane))
-        elif served.started and served.call is not None and served.call.stream:
+        elif served.started and served.call is not None and served.call.request.stream:
             # The head has gone, so only an event can still bring the error.
             broken = ShuttingDown("The gateway is shutting down and the stream could not be finished.")
-            await end_stream(served.cycle, served.call.endpoint.shape.error_event(broken, served.request_id))
+            await end_stream(served.cycle, served.call.request.endpoint.shape.error_event(broken, served.request_id))
         else:
             await self._refuse(served, ShuttingDown("The gateway is shutting down; the call could not be finished."))

@@ -22,10 +22,11 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
 
 from gateway.core import request_fields
-from gateway.core.call import Call, Hooks
+from gateway.core.call import Call, CallRoute, Request
 from gateway.core.clock import Clock
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, GatewayOverloaded, InvalidRequest, ShuttingDown
 from gateway.core.http.writing import AnyCycle, AsgiCycle, begin_stream, too_large, write_chunk
@@ -292,7 +293,7 @@ class ServedRequest(Serving):
         if self.started or call is None or cycle.disconnected or cycle.transport.is_closing():
             return False
         if cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
-            cycle.transport.write(INTERIM[call.model.holding.interim or 103])
+            cycle.transport.write(INTERIM[call.route.model.holding.interim or 103])
         return True
 
     def abort(self) -> None:
@@ -303,7 +304,7 @@ class ServedRequest(Serving):
 # --- small bodies, off the hot path: read whole, as JSON objects, within the time that bodies have ---
 
 
-async def read_object(request: Request, server: Server, most: int, example: str) -> dict[str, Any]:
+async def read_object(request: HttpRequest, server: Server, most: int, example: str) -> dict[str, Any]:
     """Returns the JSON object in the body, of at most so many bytes. Raises InvalidRequest, BodyTooLarge, BodyTimeout."""
     return object_of(await read_bytes(request, server, most), example)
 
@@ -316,7 +317,9 @@ def object_of(body: bytes, example: str) -> dict[str, Any]:
     return parsed
 
 
-async def read_bytes(request: Request, server: Server, most: int, count: Callable[[int], None] | None = None) -> bytes:
+async def read_bytes(
+    request: HttpRequest, server: Server, most: int, count: Callable[[int], None] | None = None
+) -> bytes:
     """Returns the body, of at most so many bytes; `count` is called with the size of each part that comes.
 
     Raises InvalidRequest, BodyTooLarge, BodyTimeout.
@@ -501,7 +504,7 @@ class Intake:
         message = UnfinishedMessage(payer, close)
         end.watch_unfinished(came)
 
-    async def read_counted(self, request: Request, payer: str, lane: Lane) -> bytes:
+    async def read_counted(self, request: HttpRequest, payer: str, lane: Lane) -> bytes:
         """Returns the body of a request that is no call of its own, bounded together with those of calls.
 
         Raises as `read_bytes` does, and GatewayOverloaded.
@@ -606,9 +609,10 @@ class Intake:
         if plan is None:
             plan = self._find_plan(served, plans, peeked.model)
         served.plan = plan
+        route = plan.route
         # A call without a model that is passed through: nothing of its body counts here.
-        if plan.endpoint is not endpoint:
-            endpoint, peeked = plan.endpoint, Peeked("")
+        if route.endpoint is not endpoint:
+            endpoint, peeked = route.endpoint, Peeked("")
         if plan.is_restricted and endpoint.request != "any":  # a provider may read another model than we do
             refuse_other_readings(key, endpoint, peeked.parsed or (), body, index)
         tenant, deadline, is_callers = plan.tenant, now + plan.deadline_s, False
@@ -626,12 +630,9 @@ class Intake:
         if plan.passes_account:
             forwarded += self._account.keep(headers)
         # By position, in the order of the fields: keywords would cost something on each call.
-        served.call = call = Call(
+        request = Request(
             served.request_id,
             endpoint,
-            policy,
-            key,
-            plan.model,
             peeked.model,
             body,
             peeked.stream,
@@ -650,22 +651,21 @@ class Intake:
             tenant,
             peeked.max_tokens,
             peeked.thinks,
-            peeked.parsed,
             peeked.large,
-            None,
-            served.task,
-            served.task,
         )
-        call.hooks = hooks = plan.hooks
+        served.call = call = Call(request, route, peeked.parsed, None, served.task, served.task)
         asks_by_metadata = peeked.metadata is not None
         if served.has_options or asks_by_metadata:
             requested = self._pipeline.options.intersection(index)
             if asks_by_metadata:
                 requested |= {METADATA}
             if requested:
-                call.hooks = hooks = self._hooks_for(plan, requested)
-        if served.has_options and b"x-gateway-strict" in index:
-            call.model = request_fields.strictly(call.model, index)
+                route = self._route_for(plan, requested)
+                call.take(route)
+            if b"x-gateway-strict" in index:
+                route = replace(route, model=request_fields.strictly(route.model, index))
+                call.take(route)
+        hooks = route.hooks
         if hooks is not None:
             for read in hooks.read:
                 read(call, index)
@@ -675,12 +675,12 @@ class Intake:
         """Learns how long a client waits that has left before its answer began, if nothing else says so."""
         call, index = served.call, served.cycle.index
         # A caller who names a deadline has made its patience known.
-        if call is None or call.left or served.started or call.deadline_is_callers:
+        if call is None or call.left or served.started or call.request.deadline_is_callers:
             return
         if not request_fields.is_unknown_client(served.plan, index):
             return
-        now, client = self._clock.monotonic(), client_of(call.key.name, index.get(_USER_AGENT, b""))
-        seen = self.patience.hung_up(client, now - call.received_at, now)
+        now, client = self._clock.monotonic(), client_of(call.route.key.name, index.get(_USER_AGENT, b""))
+        seen = self.patience.hung_up(client, now - call.request.received_at, now)
         if seen is None or seen.at < now or patience_s(seen, now) >= UNKNOWN_S:
             return
         if self._has_patient_call(client, seen.wait_s, now):
@@ -698,10 +698,10 @@ class Intake:
         return any(
             isinstance(one, ServedRequest)
             and (call := one.call) is not None
-            and call.key.name == client.key
-            and now - call.received_at > wait_s
-            and not are_alike(now - call.received_at, wait_s)
-            and client_of(call.key.name, one.cycle.index.get(_USER_AGENT, b"")) == client
+            and call.route.key.name == client.key
+            and now - call.request.received_at > wait_s
+            and not are_alike(now - call.request.received_at, wait_s)
+            and client_of(call.route.key.name, one.cycle.index.get(_USER_AGENT, b"")) == client
             for one in self._inflight.serving
         )
 
@@ -714,14 +714,14 @@ class Intake:
             return inf
         return self.patience.of(client_of(key.name, index.get(_USER_AGENT, b"")), now)
 
-    def _hooks_for(self, plan: RoutePlan, requested: frozenset[bytes]) -> Hooks:
-        """Returns the hooks of calls along this route that ask for these options; compiled once."""
-        hooks = plan.variants.get(requested)
-        if hooks is None:
+    def _route_for(self, plan: RoutePlan, requested: frozenset[bytes]) -> CallRoute:
+        """Returns the route of calls that want these options; compiled once."""
+        route = plan.variants.get(requested)
+        if route is None:
             if len(plan.variants) >= MOST_VARIANTS:
                 plan.variants.clear()
-            hooks = plan.variants[requested] = self._pipeline.hooks_of(plan.facts, requested)
-        return hooks
+            route = plan.variants[requested] = self._pipeline.compiled(plan.route, requested)
+        return route
 
     def _find_plan(self, served: ServedRequest, plans: RoutePlans, name: str) -> RoutePlan:
         """The plan of a route that has none yet. Raises NotFound or Forbidden."""
@@ -746,4 +746,4 @@ class Intake:
         self, policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint, *, is_callers: bool
     ) -> RoutePlan:
         plan = plan_route(policy, key, model, endpoint, is_callers=is_callers)
-        return replace(plan, hooks=self._pipeline.hooks_of(plan.facts, frozenset()))
+        return replace(plan, route=self._pipeline.compiled(plan.route, frozenset()))

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gateway.core.admission.gates import Gates
 from gateway.core.admission.planner import answers_of, estimate_of
-from gateway.core.call import Call, CallRecord, deciding_attempt
+from gateway.core.call import Call, CallRecord, deciding_attempt, upstream_model
 from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.health.target_health import CLIENT_GONE as CLIENT_GONE
@@ -46,7 +46,7 @@ from gateway.core.ports import Meter
 from gateway.core.request_fields import BOUNDING, find_bound
 from gateway.core.retry import Attempt, shown, usage_in_all
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of
-from gateway.core.snapshot import Rates, Target, upstream_model
+from gateway.core.snapshot import Rates, Target
 from gateway.core.types import ALL_TEXT, Gap, How, RawHeaders, Usage, UsageParts
 
 log = logging.getLogger("gateway")
@@ -205,7 +205,7 @@ class Accounts:
         if last is not None and cost is not None:
             last.cost_usd = cost
         # A charge also gives back what is reserved, so a call that cost nothing needs one, too.
-        if call.key.budget_usd_per_day is not None and (cost or retries_usd or call.reserved is not None):
+        if call.route.key.budget_usd_per_day is not None and (cost or retries_usd or call.reserved is not None):
             self._charge(call, (cost or 0.0) + retries_usd)
         first_byte_s = None
         if last is not None and last.first_byte_at is not None:
@@ -217,7 +217,7 @@ class Accounts:
             usage,
             cost,
             retries_usd,
-            now - call.received_at,
+            now - call.request.received_at,
             overhead_s(call, now),
             first_byte_s,
         )
@@ -225,13 +225,13 @@ class Accounts:
             record.estimated_retries_usd = known_usd([one for one in retries if not one.is_cost_reported]) or 0.0
         if estimated_usd is not None:
             record.estimated_usd = estimated_usd
-        hooks = call.hooks
+        hooks = call.route.hooks
         for closed in () if hooks is None else hooks.closed:
             try:
                 fields = closed(record)
             except Exception:
                 # The account is closed: a defect of a product must not undo that, nor keep others from it.
-                log.exception("a product failed at the end of call %s", call.id)
+                log.exception("a product failed at the end of call %s", call.request.id)
             else:
                 if fields:
                     record.fields = {**(record.fields or {}), **fields}
@@ -245,7 +245,7 @@ def overhead_s(call: Call, now: float) -> float:
         upstream_s = (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
     else:
         upstream_s = _upstream_s(call.attempts, now)
-    ours_s = now - call.received_at - upstream_s - call.queue_s - call.backoff_s
+    ours_s = now - call.request.received_at - upstream_s - call.queue_s - call.backoff_s
     return ours_s if ours_s > 0.0 else 0.0
 
 
@@ -268,7 +268,7 @@ def whole_usage(call: Call, attempt: Attempt, reported: Usage | None, body: byte
     None: the endpoint has no tokens.
     """
     reported = _believed(call, reported)
-    if reported is not None and reported.input and (reported.output or call.endpoint.tokens != "both"):
+    if reported is not None and reported.input and (reported.output or call.request.endpoint.tokens != "both"):
         return reported
     estimate = estimated_usage(call, attempt, estimate_answer(body))
     return reported if estimate is None else filled(reported, estimate)
@@ -292,9 +292,9 @@ def streamed_usage(
 
 def _believed(call: Call, reported: Usage | None) -> Usage | None:
     """Returns what a provider reports, without an output that is far beyond what the call allows."""
-    if reported is None or reported.output <= LONGEST_ANSWER or call.max_tokens is None:
+    if reported is None or reported.output <= LONGEST_ANSWER or call.request.max_tokens is None:
         return reported
-    return plausible(reported, most_output(call.max_tokens, answers_of(call)))
+    return plausible(reported, most_output(call.request.max_tokens, answers_of(call)))
 
 
 def estimated_usage(call: Call, attempt: Attempt, output_tokens: int) -> Usage | None:
@@ -302,12 +302,12 @@ def estimated_usage(call: Call, attempt: Attempt, output_tokens: int) -> Usage |
 
     None: the endpoint has no tokens.
     """
-    if call.endpoint.tokens == "none":
+    if call.request.endpoint.tokens == "none":
         return None
     input_tokens = estimate_of(call)
     if attempt.reservation is not None:
         input_tokens = attempt.reservation.gate.calibration.input_estimate(input_tokens)
-    return Usage(input_tokens, output_tokens if call.endpoint.tokens == "both" else 0, estimated=True)
+    return Usage(input_tokens, output_tokens if call.request.endpoint.tokens == "both" else 0, estimated=True)
 
 
 def media_usage(call: Call, target: Target, reported: Usage | None, written: int | None = None) -> Usage:
@@ -316,11 +316,13 @@ def media_usage(call: Call, target: Target, reported: Usage | None, written: int
     `reported` is what the provider has reported. The usage is marked as estimated where an estimate costs anything.
     `written` are the tokens of the text that came back, as estimated; None: not all of it has come.
     """
-    media, body = call.endpoint.media, call.body
+    request = call.request
+    media, body = request.endpoint.media, request.body
     if media is None:
         return Usage(0, 0) if reported is None else reported
     fields: dict[str, Any] = {}
-    if call.endpoint.request == "json" and call.large is None:  # a large one is not parsed again, and is refused anyway
+    # A large one is not parsed again, and is refused anyway.
+    if request.endpoint.request == "json" and request.large is None:
         fields = call.parsed or json_object(body) or {}
         fields = fields if target.edits is None else target.edits.seen(fields)
     certain = media.certain(reported, body, fields)
@@ -427,11 +429,11 @@ class CostEstimates:
 
     def usage(self, call: Call, target: Target) -> Usage:
         """Returns what an attempt at the target is estimated to use."""
-        if call.endpoint.media is not None:
+        if call.request.endpoint.media is not None:
             return media_usage(call, target, None)
         learned = self._gates.line(target, call).gate.calibration
         output = 0
-        if call.endpoint.tokens == "both":
+        if call.request.endpoint.tokens == "both":
             max_tokens, answers = _answers_wanted(call, target)
             output = learned.expected_output * answers
             output = output if max_tokens is None else min(output, max_tokens)
@@ -452,11 +454,11 @@ class CostEstimates:
         """Returns what the call may cost its key: at the dearest of `targets`, or of those that it may reach, where some are
         priced."""
         reached = targets or _reached(call)
-        if call.endpoint.media is not None:
+        if call.request.endpoint.media is not None:
             costs = [cost_usd(call, target, media_usage(call, target, None)) for target in reached]
             usd = max([usd for usd in costs if usd is not None], default=0.0)
             return Price(usd, usd, usd)
-        if call.endpoint.request == "any" or call.endpoint.tokens == "none":
+        if call.request.endpoint.request == "any" or call.request.endpoint.tokens == "none":
             return FREE
         estimate, extras = estimate_of(call), _small_extras(call)
         prices = []
@@ -476,7 +478,7 @@ class CostEstimates:
                 max_tokens, answers = _answers_wanted(call, target)
                 price = price_of(
                     input_usd,
-                    output_usd if call.endpoint.tokens == "both" else 0.0,
+                    output_usd if call.request.endpoint.tokens == "both" else 0.0,
                     learned.output_estimate(None),
                     max_tokens,
                     budget_usd,
@@ -488,14 +490,15 @@ class CostEstimates:
 
     def refuse_unpriced(self, call: Call) -> None:
         """Raises Forbidden where a key with a budget would use what has no price, at any target that the call may go to."""
-        is_media = call.endpoint.media is not None
-        if call.key.allow_unpriced or not (is_media or call.endpoint.tokens != "none"):
+        request = call.request
+        is_media = request.endpoint.media is not None
+        if call.route.key.allow_unpriced or not (is_media or request.endpoint.tokens != "none"):
             return
         for target in _reached(call):
             if cost_usd(call, target, media_usage(call, target, None) if is_media else _SOME_TOKENS) is None:
                 raise Forbidden(
-                    f"The key '{call.key.name}' has a budget, and what '{call.endpoint.name}' costs at {target.name} is not "
-                    "known; set 'price' at the target, or allow it with 'allow_unpriced: true' at the key.",
+                    f"The key '{call.route.key.name}' has a budget, and what '{request.endpoint.name}' costs at {target.name} "
+                    "is not known; set 'price' at the target, or allow it with 'allow_unpriced: true' at the key.",
                     param="model",
                     code="unpriced_endpoint",
                 )
@@ -505,9 +508,9 @@ class CostEstimates:
 
         Raises Forbidden where its key has a budget and it has none.
         """
-        if call.key.budget_usd_per_day is not None:
+        if call.route.key.budget_usd_per_day is not None:
             self.refuse_unpriced(call)
-        return self.price(call, 0.0, call.model.targets).most
+        return self.price(call, 0.0, call.route.model.targets).most
 
     def price_unfinished(self, call: Call, now: float) -> tuple[Attempt | None, Usage | None]:
         """Prices the attempt in flight of a call that is given up at `now`; returns it, and what it may have used.
@@ -525,7 +528,7 @@ class CostEstimates:
     def usage_by(self, call: Call, attempt: Attempt, now: float) -> Usage:
         """Returns what an attempt may have used by `now`, of which no answer came: what there was time for."""
         usage = replace(self.usage(call, attempt.target), estimated=True)
-        if call.endpoint.media is None:
+        if call.request.endpoint.media is None:
             answers = _answers_wanted(call, attempt.target)[1]
             usage.output = min(usage.output, ceil((now - attempt.started_at) * FASTEST_PER_S) * answers)
         return usage
@@ -533,22 +536,22 @@ class CostEstimates:
 
 def _reached(call: Call) -> tuple[Target, ...]:
     """Returns all targets that may serve the call, its fallbacks among them."""
-    return (*call.model.plan, *call.model.context_plan)
+    return (*call.route.model.plan, *call.route.model.context_plan)
 
 
 def _small_extras(call: Call) -> Extras | None:
     """Returns what a call brings and asks for beside its text; None: it is too large to be read."""
-    if call.large is not None and call.large.tokens >= 0:
+    if call.request.large is not None and call.request.large.tokens >= 0:
         return None
-    if call.endpoint.request != "json":
+    if call.request.endpoint.request != "json":
         return NO_EXTRAS
-    heeds_detail = call.endpoint.name not in call.model.converted
-    return find_extras(call.body, call.parsed, heeds_detail=heeds_detail)
+    heeds_detail = call.request.endpoint.name not in call.route.model.converted
+    return find_extras(call.request.body, call.parsed, heeds_detail=heeds_detail)
 
 
 def _large_extras(call: Call, rates: Rates) -> Extras:
     """Returns the extras of a call that is too large to be read, at a model with these rates."""
-    large = call.large
+    large = call.request.large
     if large is None:
         return NO_EXTRAS
     shows_images = large.needs is not None and large.needs.images
@@ -561,23 +564,23 @@ def _answers_wanted(call: Call, target: Target) -> tuple[int | None, int]:
     """Returns the bound on the tokens of all answers (None: there is none), and how many answers the call pays for, with what
     the config changes in the target's bodies."""
     edits = target.edits
-    if edits is None or call.endpoint.request != "json" or edits.names.isdisjoint(BOUNDING):
-        return call.max_tokens, answers_of(call)
+    if edits is None or call.request.endpoint.request != "json" or edits.names.isdisjoint(BOUNDING):
+        return call.request.max_tokens, answers_of(call)
     wanted = _edited(call, edits)
     return find_bound(wanted), count_answers(wanted)
 
 
 def _edited(call: Call, edits: BodyEdits) -> dict[str, Any]:
     """Returns what the call's body says with the edits made; of one that is too large to be read, the edits alone."""
-    is_large = call.large is not None and call.large.tokens >= 0
-    return edits.seen({} if is_large else call.parsed or json_object(call.body) or {})
+    is_large = call.request.large is not None and call.request.large.tokens >= 0
+    return edits.seen({} if is_large else call.parsed or json_object(call.request.body) or {})
 
 
 def _requested_tier(call: Call, target: Target) -> str:
     """Returns the service tier that the call, or its target's own edits, ask for; empty: none."""
     edits = target.edits.set if target.edits is not None else ()
     edited = next((value for name, value in edits if name == "service_tier"), None)
-    return find_requested_tier(call.body) if edited is None else edited.decode().strip('"')
+    return find_requested_tier(call.request.body) if edited is None else edited.decode().strip('"')
 
 
 # --- what an answer tells about its way through the gateway: request id, target, attempts, times ---
@@ -588,7 +591,8 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
 
     `attempt` is the one that had the answer; None: the call's deciding one, if it made any.
     """
-    own_id = call.id.encode()
+    request = call.request
+    own_id = request.id.encode()
     headers = [
         (b"x-gateway-queue-ms", b"%d" % (call.queue_s * 1000) if call.queue_s else b"0"),
         (b"x-gateway-overhead-ms", b"%.2f" % (overhead_s(call, now) * 1000)),
@@ -597,14 +601,14 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
     attempts = call.attempts
     if call.denied is not None:
         headers.append((b"x-gateway-retry-denied", call.denied.encode()))
-    hooks = call.hooks
+    hooks = call.route.hooks
     if hooks is not None:
         headers += hooks.fixed_headers
         for add_headers in hooks.headers:
             try:
                 add_headers(call, headers)
             except Exception:  # the answer is there, and paid for: a defect of a product must not lose it
-                log.exception("a product failed at the headers of call %s", call.id)
+                log.exception("a product failed at the headers of call %s", request.id)
     last = deciding_attempt(call) if attempt is None else attempt
     if last is not None:
         cost_usd = last.cost_usd if len(attempts) == 1 else known_usd(attempts)
@@ -625,7 +629,7 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
     if upstream_id is None:
         headers.append((b"x-request-id", own_id))
     # A client that sent an id of its own gets that back, and the provider's under another name.
-    elif call.echo_request_id:
+    elif request.echo_request_id:
         headers += (b"x-request-id", own_id), (b"x-gateway-upstream-request-id", upstream_id)
     else:
         headers.append((b"x-request-id", upstream_id))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines, clocks_of
@@ -19,11 +20,11 @@ from gateway.core.attempts import Attempts
 from gateway.core.call import (
     Call,
     CallProduct,
+    CallRoute,
     ErrorAnswer,
     Hooks,
     Opened,
     Reply,
-    RouteFacts,
     Stream,
     Whole,
     compile_hooks,
@@ -105,10 +106,14 @@ class Pipeline:
         self.products = products
         self.options = frozenset().union(*(product.options for product in products))
 
-    def hooks_of(self, facts: RouteFacts, requested: frozenset[bytes]) -> Hooks:
+    def hooks_of(self, route: CallRoute, requested: frozenset[bytes]) -> Hooks:
         """Returns the hooks for calls of this route that bring the headers `requested`."""
-        features, absent_headers = features_of(self.products, facts, requested)
+        features, absent_headers = features_of(self.products, route, requested)
         return compile_hooks(features, self.answer, self.attempts.open, absent_headers)
+
+    def compiled(self, route: CallRoute, requested: frozenset[bytes]) -> CallRoute:
+        """Returns the route with the hooks of calls that bring the headers `requested`."""
+        return replace(route, hooks=self.hooks_of(route, requested))
 
     async def handle(self, call: Call) -> Reply:
         """Serves a call. Raises the GatewayError that the client gets instead of an answer; cancelling it stops the call.
@@ -116,12 +121,11 @@ class Pipeline:
         When the reply has `chunks`, the account is closed when they end; in all other cases before this returns.
         """
         self.accounts.opened()
-        hooks = call.hooks
+        hooks = call.route.hooks
         try:
             if hooks is None:  # made inside the process: its maker may ask for whatever a header could
-                is_callers = call.credential is not None
-                facts = RouteFacts(call.policy, call.key, call.model, call.endpoint, is_callers, is_internal=True)
-                hooks = call.hooks = self.hooks_of(facts, self.options)
+                hooks = self.hooks_of(call.route, self.options)
+                call.take(replace(call.route, hooks=hooks))
             return await hooks.serve(call)
         except asyncio.CancelledError as stopped:
             if not call.is_led:  # else a feature's own task goes on with it, and closes the account
@@ -135,7 +139,7 @@ class Pipeline:
 
     async def answer(self, call: Call) -> Reply:
         """Returns the provider's answer: the innermost `serve`. Raises GatewayError where there is none."""
-        hooks = call.hooks
+        hooks = call.route.hooks
         assert hooks is not None  # noqa: S101  # `handle` has seen to that
         opened = await hooks.open(call)
         if isinstance(opened, Stream):
@@ -160,11 +164,11 @@ class Pipeline:
             self.accounts.settle(call, opened.status, error_class, attempt=opened.attempt)
         shared = self._shared(call, opened)
         # On pass-through a client reads the provider's own advice, as it came.
-        if error_class is not None and call.endpoint.request != "any":
+        if error_class is not None and call.request.endpoint.request != "any":
             is_passing = (error_class in PASSING or should_retry_of(opened.headers)) and call.denied is None
             back_in_s = self.admission.back_in_s(call) if is_passing else None
             shared = with_retry_advice(shared, back_in_s)
-            body = call.endpoint.shape.with_retry_advice(body, shared)
+            body = call.request.endpoint.shape.with_retry_advice(body, shared)
         # The headers tell the cost, which the attempt has only since the account was settled.
         headers = shared + answer_headers(call, self.clock.monotonic(), opened.attempt)
         return Reply(opened.status, headers, body, shared=shared)
@@ -175,7 +179,7 @@ class Pipeline:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             for ending in opened.endings:
                 ending(outcome, usage, output_tokens)
-            if call.endpoint.media is not None:
+            if call.request.endpoint.media is not None:
                 usage = media_usage(call, attempt.target, usage, output_tokens if outcome == "ok" else None)
             else:
                 usage = streamed_usage(call, attempt, outcome, usage, output_tokens)
@@ -188,7 +192,7 @@ class Pipeline:
 
         chunks = unwatched = relay.chunks(on_end, clocks_of(attempt.target, call), self.clock.monotonic)
         pass_on = relay.pass_on if isinstance(relay, SseRelay) else None
-        for relay_hook in () if call.hooks is None else call.hooks.relay:
+        for relay_hook in () if call.route.hooks is None else call.route.hooks.relay:
             watched = relay_hook(call, opened, chunks)
             if watched is not chunks:  # each block is looked into on its way
                 chunks, pass_on = watched, None
@@ -212,9 +216,9 @@ class Pipeline:
 
     def _shared(self, call: Call, opened: Opened) -> list[tuple[bytes, bytes]]:
         """Returns the provider's headers that the client gets; of a model with several targets their limits together."""
-        if call.endpoint.request == "any":
+        if call.request.endpoint.request == "any":
             shared = self._returned_as_is.keep(opened.headers)
-        elif len(call.model.plan) == 1:
+        elif len(call.route.model.plan) == 1:
             shared = self._returned.keep(opened.headers)
         else:
             shared = self._returned_by_many.keep(opened.headers)

@@ -179,7 +179,7 @@ class Hedges:
     def _second(self, call: Call, first: Attempt) -> Racer | None:
         """Starts a second attempt at another target that is free now, else at the same one; None: no room, or denied."""
         budgets = self._admission.retries.of(call)
-        if self._clock.monotonic() >= call.deadline or budgets.attempts() < 2:
+        if self._clock.monotonic() >= call.request.deadline or budgets.attempts() < 2:
             return None
         denied = budgets.denies_money()
         full: list[Target] = []
@@ -208,7 +208,7 @@ class Hedges:
 
     def _reserve(self, call: Call, first: Attempt, target: Target) -> Attempt | None:
         """Returns an attempt if the target has room now, else None. The reserve and probes are left to first attempts."""
-        line, rank = self._admission.gates.line(target, call), LANES.index(call.lane)
+        line, rank = self._admission.gates.line(target, call), LANES.index(call.request.lane)
         gate = line.gate
         health = gate.health
         if not health.is_clear or not line.waiters.is_free_for(rank):
@@ -219,15 +219,15 @@ class Hedges:
         reservation = enter(
             gate,
             call.estimate,
-            call.max_tokens,
+            call.request.max_tokens,
             now,
-            call.model.holding.reserve_percent,
+            call.route.model.holding.reserve_percent,
             rank,
-            answers=call.endpoint.tokens == "both",
+            answers=call.request.endpoint.tokens == "both",
         )
         if reservation is None:
             return None
-        reservation.retry = Retry(health.retries, health.tokens, token_cost(call.model.retries, first, target))
+        reservation.retry = Retry(health.retries, health.tokens, token_cost(call.route.model.retries, first, target))
         return Attempt(target, now, reservation=reservation)
 
     async def _call_off(self, call: Call, racer: Racer, *, is_first: bool) -> None:
@@ -249,7 +249,7 @@ class Hedges:
 
 
 def _times(call: Call, reservation: Reservation) -> Latency:
-    return reservation.gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks)
+    return reservation.gate.health.responsiveness.times(stream=call.request.stream, thinks=call.request.thinks)
 
 
 def _failure(task: asyncio.Task[Opened]) -> ErrorAnswer | UpstreamFailed | None:
@@ -411,7 +411,7 @@ class Failover:
             opened = await self._serve(call, move)
             # The stalled attempt goes on, so its target may still serve the call.
             plan = self._admission.planner.plan(call)
-            if not isinstance(opened, ErrorAnswer) or is_final(call.attempts, plan, call.model.retries):
+            if not isinstance(opened, ErrorAnswer) or is_final(call.attempts, plan, call.route.model.retries):
                 move.opened = opened
         except GatewayError:
             pass  # the stalled attempt goes on
@@ -537,11 +537,11 @@ class Suspects:
 
     def _look_at(self, gate: Gate, group: Sequence[Hanging], now: float) -> None:
         for one in group:
-            if one.call.stream and one.clocks.first_event_s is None:
+            if one.call.request.stream and one.clocks.first_event_s is None:
                 limit_s = first_event_s(one.usual, thinks=self._thinks(gate, one.call)) + one.clocks.connect_s
                 self._watch.shorten(one.task, one.attempt.started_at + limit_s)
         # Only a few may move at a time: those that have waited longest go first.
-        oldest_first = sorted(group, key=lambda one: one.call.received_at)
+        oldest_first = sorted(group, key=lambda one: one.call.request.received_at)
         witnesses = [one for one in oldest_first if one.clocks.suspect_in_flight]
         trial_after_s = self._look_for_silence(gate, witnesses, now)
         responsiveness = gate.health.responsiveness
@@ -566,7 +566,11 @@ class Suspects:
         unserved_s = responsiveness.unserved_s(now)
         if not witnesses:
             return inf
-        deadlines = [one.call.deadline - one.call.received_at for one in witnesses if one.call.deadline_is_callers]
+        deadlines = [
+            one.call.request.deadline - one.call.request.received_at
+            for one in witnesses
+            if one.call.request.deadline_is_callers
+        ]
         shortest_s = min(deadlines, default=inf)
         at_least = min([one.clocks.suspect_in_flight for one in witnesses])
         waiting = [
@@ -579,7 +583,7 @@ class Suspects:
             tries = [
                 waits._replace(
                     usual_s=trial_s(
-                        one.usual, waits.usual_s, stream=one.call.stream, thinks=self._thinks(gate, one.call)
+                        one.usual, waits.usual_s, stream=one.call.request.stream, thinks=self._thinks(gate, one.call)
                     )
                 )
                 for one, waits in zip(witnesses, waiting, strict=True)
@@ -595,20 +599,22 @@ class Suspects:
         return trial_after_s
 
     def _usual(self, responsiveness: Responsiveness, call: Call) -> UsualTimes:
-        kind = (responsiveness, call.stream, call.thinks)
+        kind = (responsiveness, call.request.stream, call.request.thinks)
         usual = self._known.get(kind)
         if usual is None:
-            usual = self._known[kind] = usual_of(responsiveness.times(stream=call.stream, thinks=call.thinks))
+            usual = self._known[kind] = usual_of(
+                responsiveness.times(stream=call.request.stream, thinks=call.request.thinks)
+            )
         return usual
 
     def _thinks(self, gate: Gate, call: Call) -> bool:
-        return call.thinks or gate.health.responsiveness.thinks
+        return call.request.thinks or gate.health.responsiveness.thinks
 
     def _patience_s(self, one: Hanging, gate: Gate, shortest_s: float) -> float:
         return silence_s(
             one.usual,
             one.clocks.suspect_factor,
-            stream=one.call.stream,
+            stream=one.call.request.stream,
             thinks=self._thinks(gate, one.call),
             shortest_deadline_s=shortest_s,
         )
@@ -619,17 +625,19 @@ class Suspects:
         Where its caller has set no deadline, the usual patience counts, and a stream ends by its first event's own limit.
         """
         call = one.call
-        if (call.stream and not call.deadline_is_callers) or len(call.model.plan) < 2:
+        if (call.request.stream and not call.request.deadline_is_callers) or len(call.route.model.plan) < 2:
             return False
         started_at = one.attempt.started_at
         met = {attempt.target.name for attempt in attempts_apart(call.attempts, one.attempt)}
-        following = next((target for target in call.model.plan if target.name not in met), None)
+        following = next((target for target in call.route.model.plan if target.name not in met), None)
         if following is None:
             return False
         responsiveness = self._admission.gates.responsiveness_of(following, call)
         after = UNKNOWN if responsiveness is None else self._usual(responsiveness, call)
         thinks = self._thinks(gate, call)
-        patience_s = call.deadline - (started_at if call.deadline_is_callers else call.received_at)
+        patience_s = call.request.deadline - (
+            started_at if call.request.deadline_is_callers else call.request.received_at
+        )
         return now - started_at >= room_s(patience_s, one.usual, after, thinks=thinks)
 
     def _has_probed(self, one: Hanging, gate: Gate) -> bool:
@@ -708,9 +716,9 @@ def _hangs(one: Hanging) -> bool:
 
 def _stalls(one: Hanging, trial_after_s: float) -> bool:
     """Returns whether the call is to try another target, though its own is not suspect. Streams have a limit of their own."""
-    if one.clocks.suspect_in_flight == 0 or one.call.stream:
+    if one.clocks.suspect_in_flight == 0 or one.call.request.stream:
         return False
-    is_unknown = one.usual.late_s is None and not one.call.thinks
+    is_unknown = one.usual.late_s is None and not one.call.request.thinks
     return one.silent_s >= (trial_after_s if is_unknown else stall_s(one.usual, one.clocks.suspect_factor))
 
 

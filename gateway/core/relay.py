@@ -184,7 +184,9 @@ class SseRelay:
         self._chunks = answer.chunks
         self._cutter = sse.EventCutter()
         self._strips = strip_usage
-        self._transcript = Transcript(call.endpoint.shape.stream, strips_usage=strip_usage, headers=call.headers)
+        self._transcript = Transcript(
+            call.request.endpoint.shape.stream, strips_usage=strip_usage, headers=call.request.headers
+        )
         self._held = b""
         self._first = b""
         self._look_at = 0.0
@@ -447,9 +449,9 @@ class SseRelay:
         return ErrorClass.STREAM_INTERRUPTED, last + self._last_event(why, ErrorClass.STREAM_INTERRUPTED)
 
     def _choices(self) -> int:
-        if self._call.large is not None:
-            return self._call.large.choices
-        count = self._call.endpoint.shape.choices_wanted(sse.json_object(self._call.body) or {})
+        if self._call.request.large is not None:
+            return self._call.request.large.choices
+        count = self._call.request.endpoint.shape.choices_wanted(sse.json_object(self._call.request.body) or {})
         return count if isinstance(count, int) and count > 0 else 1
 
     def _last_event(self, why: str, code: str) -> bytes:

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from gateway.core.call import Hooks, RouteFacts
+from gateway.core.call import CallRoute
 from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
 from gateway.core.openai.bodies import (
     PEEKED_BYTES,
@@ -64,9 +64,9 @@ class RoutePlan:
     A plan exists only if the key may use the name, and the name is fit to be one.
     """
 
-    endpoint: Endpoint
-    model: Model
-    """The entry that serves the name, for callers with a credential where that differs."""
+    route: CallRoute
+    """Its model is the entry that serves the name, for callers with a credential where that differs; its hooks, once they are
+    compiled, are those of calls that want nothing by their headers."""
     lane: Lane
     """The key's own lane."""
     tenant: str
@@ -83,11 +83,8 @@ class RoutePlan:
     """True if a stream that waits may get comments."""
     takes_interim: bool
     """True if a call that is no stream and waits may get interim responses."""
-    facts: RouteFacts
-    hooks: Hooks | None = None
-    """The hooks of calls that ask for nothing by their headers; None: not compiled."""
-    variants: dict[frozenset[bytes], Hooks] = field(default_factory=dict, repr=False, compare=False)
-    """The hooks of other calls, by the options that they ask for; compiled when the first of them comes."""
+    variants: dict[frozenset[bytes], CallRoute] = field(default_factory=dict, repr=False, compare=False)
+    """The routes of other calls, by the options that they ask for; compiled when the first of them comes."""
 
 
 def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint, *, is_callers: bool) -> RoutePlan:
@@ -100,8 +97,7 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         passes_account = all(policy.providers[target.provider].is_callers for target in going_to)
     waits_as_client = policy.waits_as_clients and key.lane == "interactive" and not key.is_lane_chosen
     return RoutePlan(
-        endpoint=endpoint,
-        model=model,
+        route=CallRoute(policy, key, model, endpoint, is_callers),
         lane=key.lane,
         tenant=key.tenant,
         deadline_s=UNKNOWN_S if waits_as_client else policy.lane_deadline_s[key.lane],
@@ -110,7 +106,6 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         is_restricted=key.allows is not None,
         takes_comments=endpoint.takes_comments,
         takes_interim=model.holding.interim is not None,
-        facts=RouteFacts(policy, key, model, endpoint, is_callers),
     )
 
 

@@ -21,16 +21,14 @@ from gateway.core.error_tables import ErrorTable
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.estimate import ChargeRule
 from gateway.core.limits.limit_table import CONTINUOUS, Limits, Style
-from gateway.core.openai.bodies import BodyEdits, Large
+from gateway.core.openai.bodies import BodyEdits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.types import (
     Clocks,
-    Endpoint,
     FindUnsupportedFields,
     Lane,
     Learn,
     QueueBounds,
-    RawHeaders,
     Server,
     SharedState,
     StoreBounds,
@@ -525,65 +523,7 @@ READS_FORMS: Final[Setting[bool]] = Setting("reads_forms", False)
 CHECKS_ANSWERS: Final[Setting[bool]] = Setting("checks_answers", False)
 """On a model: a product checks the texts of its answers, call by call, so they come from no provider's Batch API."""
 
-# --- a request as decisions see it: a call without its ledgers; and what a key or a request makes of a model ---
-
-
-class Request(Protocol):
-    """The part of a call that stays as it came in, but for `parsed`, which is dropped when it is not needed any more."""
-
-    @property
-    def endpoint(self) -> Endpoint: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def path(self) -> str:
-        """The path below the base URL."""
-        ...
-
-    @property
-    def query(self) -> bytes: ...
-    @property
-    def headers(self) -> RawHeaders:
-        """The client's headers that may go upstream."""
-        ...
-
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def parsed(self) -> dict[str, Any] | None:
-        """The body, parsed; None: it is not, or not any more."""
-        ...
-
-    @property
-    def large(self) -> Large | None:
-        """The outline of a large body; None: the body is small, or is not read."""
-        ...
-
-    @property
-    def stream(self) -> bool: ...
-    @property
-    def stream_options(self) -> object: ...
-    @property
-    def model(self) -> Model: ...
-    @property
-    def model_name(self) -> str:
-        """The name that the client asked for; `model.name` may be a pattern."""
-        ...
-
-    @property
-    def credential(self) -> bytes | None:
-        """The caller's own credential, where it is passed on."""
-        ...
-
-    @property
-    def tenant(self) -> str: ...
-
-
-def upstream_model(request: Request, target: Target) -> str:
-    """Returns the name by which the target's provider knows the model."""
-    if target.model is not None:
-        return target.model
-    return request.model_name.removeprefix(target.strip) if target.strip else request.model_name
+# --- what a key makes of a model ---
 
 
 def for_key(policy: PolicySnapshot, key: Key, model: Model) -> Model:

@@ -46,7 +46,7 @@ NOTHING_FAILED = "queue"
 
 def _is_own(call: Call, name: str) -> bool:
     """Whether the call's model has the target among its own: any of these may be chosen first."""
-    own = call.model.targets
+    own = call.route.model.targets
     return name == own[0].name or name in [target.name for target in own]
 
 
@@ -111,8 +111,8 @@ class CallCounter:
             self._count_any(record)
             return
         (attempt,) = attempts
-        series = self._plain.get((call.model.name, call.key.name, attempt.target.name))
-        if series is None or series.model is not call.model:
+        series = self._plain.get((call.route.model.name, call.route.key.name, attempt.target.name))
+        if series is None or series.model is not call.route.model:
             if not _is_own(call, attempt.target.name):
                 self._count_any(record)
                 return
@@ -146,9 +146,9 @@ class CallCounter:
 
     def _bind(self, call: Call, target: str) -> PlainSeries:
         """The place for such calls; a reload brings another model of the same name, whose targets may be others."""
-        metrics, model, key = self._metrics, call.model.name, call.key.name
+        metrics, model, key = self._metrics, call.route.model.name, call.route.key.name
         series = self._plain[model, key, target] = PlainSeries(
-            call.model,
+            call.route.model,
             (model, key, "ok"),
             (target, "ok"),
             (model, target, "input", key),
@@ -163,7 +163,7 @@ class CallCounter:
 
     def _count_any(self, record: CallRecord) -> None:
         call = record.call
-        model, key = call.model.name, call.key.name
+        model, key = call.route.model.name, call.route.key.name
         self._metrics.requests.totals[model, key, record.outcome] += 1
         self._metrics.duration.observe((model,), record.duration_s)
         self._metrics.overhead.observe((), record.overhead_s)
@@ -196,16 +196,16 @@ class CallCounter:
         failed_at = next((one.ended_at for one in call.attempts if one.error_class is not None), None)
         if failed_at is None:
             return
-        took_s = max(0.0, call.received_at + record.duration_s - failed_at)
-        self._metrics.recovery.observe((call.lane,), took_s)
-        in_time = "true" if took_s <= RECOVER_WITHIN_S[call.lane] else "false"
-        self._metrics.recoveries.totals[call.lane, in_time] += 1
+        took_s = max(0.0, call.request.received_at + record.duration_s - failed_at)
+        self._metrics.recovery.observe((call.request.lane,), took_s)
+        in_time = "true" if took_s <= RECOVER_WITHIN_S[call.request.lane] else "false"
+        self._metrics.recoveries.totals[call.request.lane, in_time] += 1
 
     def _count_usage(self, record: CallRecord, model: str, key: str, target: str) -> None:
         usage, call = record.usage, record.call
         if usage is None:
-            is_paid = record.outcome == "ok" and call.endpoint.request == "any"
-            if is_paid and not costs_nothing(call.endpoint, call.method, call.path):
+            is_paid = record.outcome == "ok" and call.request.endpoint.request == "any"
+            if is_paid and not costs_nothing(call.request.endpoint, call.request.method, call.request.path):
                 self._metrics.unpriced.totals[model, target, key] += 1
             return
         tokens = self._metrics.tokens.totals
@@ -518,14 +518,14 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
     return {
         "time": stamp,
         "event": "call",
-        "id": call.id,
-        "key": call.key.name,
-        "tenant": call.tenant,
-        "endpoint": call.endpoint.name,
+        "id": call.request.id,
+        "key": call.route.key.name,
+        "tenant": call.request.tenant,
+        "endpoint": call.request.endpoint.name,
         # A caller may send names and paths of any length.
-        "model": call.model_name[:100] or call.path[:200],
-        "stream": call.stream,
-        "lane": call.lane,
+        "model": call.request.model_name[:100] or call.request.path[:200],
+        "stream": call.request.stream,
+        "lane": call.request.lane,
         "status": record.status,
         "outcome": record.outcome,
         "target": last.target.name if last else None,
@@ -546,7 +546,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         "queue_ms": round(call.queue_s * 1000, 2),
         "backoff_ms": round(call.backoff_s * 1000, 2),
         "overhead_ms": round(record.overhead_s * 1000, 2),
-        "policy": call.policy.version,
+        "policy": call.route.policy.version,
         **_estimate(record),
         **_estimated_retries(record),
         **_written(usage),
@@ -639,11 +639,12 @@ class JsonLines:
         if isinstance(record, tuple):
             return self._any_line(at, record)
         call, usage = record.call, record.usage
+        request = call.request
         attempts = call.attempts
         if len(attempts) != 1 or usage is None or record.retries_usd or call.denied:
             return self._any_line(at, record)
         (attempt,) = attempts
-        if attempt.error_class is not None or attempt.gaps or usage.cache_written or call.endpoint.tokens == "none":
+        if attempt.error_class is not None or attempt.gaps or usage.cache_written or request.endpoint.tokens == "none":
             return self._any_line(at, record)
         if usage.parts is not ALL_TEXT or usage.tier or (usage.estimated and record.outcome != "ok"):
             return self._any_line(at, record)
@@ -652,15 +653,15 @@ class JsonLines:
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s
         who = _who(
-            call.key.name,
-            call.tenant,
-            call.endpoint.name,
-            call.model_name[:100] or call.path[:200],
-            call.stream,
-            call.lane,
+            call.route.key.name,
+            request.tenant,
+            request.endpoint.name,
+            request.model_name[:100] or request.path[:200],
+            request.stream,
+            request.lane,
         )
         return (
-            f'{{"time":"{_second(second)}.{millisecond:03d}Z","event":"call","id":{orjson.dumps(call.id).decode()},'
+            f'{{"time":"{_second(second)}.{millisecond:03d}Z","event":"call","id":{orjson.dumps(request.id).decode()},'
             f'{who},{_how(record.status, record.outcome, attempt.target.name, attempt.status)},"upstream_request_id":'
             f"{'null' if provided_id is None else orjson.dumps(provided_id.decode('latin-1')).decode()},"
             f'"input_tokens":{usage.input},"output_tokens":{usage.output},"cached_tokens":{usage.cached},'
@@ -669,7 +670,7 @@ class JsonLines:
             f'"retries_usd":null,"retry_denied":null,"duration_ms":{round(record.duration_s * 1000, 2)},'
             f'"first_byte_ms":{"null" if first_byte_s is None else round(first_byte_s * 1000, 2)},'
             f'"queue_ms":{round(call.queue_s * 1000, 2)},"backoff_ms":{round(call.backoff_s * 1000, 2)},'
-            f'"overhead_ms":{round(record.overhead_s * 1000, 2)},"policy":{call.policy.version}{self._end}'
+            f'"overhead_ms":{round(record.overhead_s * 1000, 2)},"policy":{call.route.policy.version}{self._end}'
         )
 
     def _any_line(self, at: float, record: CallRecord | Refused) -> str:

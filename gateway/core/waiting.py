@@ -57,7 +57,7 @@ class KeepAlive:
 
     def begin(self, call: Call, now: float) -> None:
         """Sends `call` a comment whenever it has waited another `keepalive_after_s` of its model."""
-        delay_s = call.model.holding.keepalive_after_s
+        delay_s = call.route.model.holding.keepalive_after_s
         waiting = self._waiting.get(delay_s)
         if waiting is None:
             waiting = self._waiting[delay_s] = {}
@@ -65,7 +65,7 @@ class KeepAlive:
 
     def end(self, call: Call) -> None:
         """Stops the comments because the answer begins, or there will be none; a second call does nothing."""
-        waiting = self._waiting.get(call.model.holding.keepalive_after_s)
+        waiting = self._waiting.get(call.route.model.holding.keepalive_after_s)
         if waiting is not None:
             waiting.pop(id(call), None)
 
@@ -86,7 +86,7 @@ class KeepAlive:
         try:
             return call.comment is not None and call.comment(self._describe(call))
         except Exception:
-            log.exception("defect while keeping %s alive", call.id)
+            log.exception("defect while keeping %s alive", call.request.id)
             return False
 
 

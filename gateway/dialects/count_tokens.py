@@ -13,7 +13,7 @@ import orjson
 
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import JSON_TYPE, AttemptDeadlines, dispatch
-from gateway.core.call import Call, CallFeature, ErrorAnswer, Reply, RouteFacts, Serve, Stream, Whole
+from gateway.core.call import Call, CallFeature, CallRoute, ErrorAnswer, Reply, Serve, Stream, Whole
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Accounts, answer_headers
@@ -48,9 +48,9 @@ class TokenCounts(CallFeature):
         self._returned_by_many = response_headers(limits=False)
         self._watch = AttemptDeadlines()  # nobody sweeps it: WAIT_S is all that these attempts have
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for the endpoints that ask for a count."""
-        return self if facts.endpoint.counts_tokens else None
+        return self if route.endpoint.counts_tokens else None
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Answers one question, and never goes on. Raises InvalidRequest where there is nothing to count."""
@@ -58,9 +58,9 @@ class TokenCounts(CallFeature):
 
     async def _counted(self, call: Call) -> Reply | None:
         """Returns what a target says; None: the one whose turn it would be does not count."""
-        for target in call.model.targets:
+        for target in call.route.model.targets:
             find_gaps = target.gaps.get(COUNT_TOKENS.name)
-            if call.endpoint is not COUNT_TOKENS or (find_gaps is not None and find_gaps({})):
+            if call.request.endpoint is not COUNT_TOKENS or (find_gaps is not None and find_gaps({})):
                 return None
             if not self._admission.gates.line(target, call).gate.health.is_clear:
                 continue
@@ -68,7 +68,9 @@ class TokenCounts(CallFeature):
             if answer is not None and self._is_last_word(call, answer):
                 outcome = answer.error_class if isinstance(answer, ErrorAnswer) else "ok"
                 self._accounts.settle(call, answer.status, outcome, attempt=answer.attempt)
-                shared = (self._returned if len(call.model.plan) == 1 else self._returned_by_many).keep(answer.headers)
+                shared = (self._returned if len(call.route.model.plan) == 1 else self._returned_by_many).keep(
+                    answer.headers
+                )
                 return Reply(
                     answer.status, shared + answer_headers(call, self._clock.monotonic()), answer.body, shared=shared
                 )
@@ -86,16 +88,16 @@ class TokenCounts(CallFeature):
     def _is_last_word(self, call: Call, answer: Whole | ErrorAnswer) -> bool:
         if answer.status < 300 or answer.status in CALLERS_FAULTS:
             return True
-        is_callers = call.credential is not None and not answer.attempt.target.account
+        is_callers = call.request.credential is not None and not answer.attempt.target.account
         return is_callers and answer.status in CREDENTIALS_FAULTS
 
     def _estimated(self, call: Call) -> Reply:
-        is_message = call.endpoint is COUNT_TOKENS
+        is_message = call.request.endpoint is COUNT_TOKENS
         field = "messages" if is_message else "contents"  # what is counted first of all
         if call.parsed is not None and not isinstance(call.parsed.get(field), list):
             raise InvalidRequest(f"The field '{field}' must be a list of {field}.", param=field)
         language: shapes.Language = "messages" if is_message else "generate"
-        tokens = self._admission.costs.usage(call, call.model.targets[0]).input
+        tokens = self._admission.costs.usage(call, call.route.model.targets[0]).input
         self._accounts.settle(call, 200, "ok")
         shared = [(b"content-type", JSON_TYPE), ESTIMATED]
         headers = shared + answer_headers(call, self._clock.monotonic())

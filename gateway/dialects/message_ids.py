@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve
+from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve
 from gateway.core.render import named_request
 
 
@@ -14,12 +14,12 @@ class MessageIds(CallFeature):
     name = "message_ids"
     options: frozenset[bytes] = frozenset()
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for endpoints of Messages."""
-        return None if facts.endpoint.shape.request_id_header is None else self
+        return None if route.endpoint.shape.request_id_header is None else self
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to the call, named."""
         reply = await next(call)
-        named_request(call.endpoint.shape, reply.headers)
+        named_request(call.request.endpoint.shape, reply.headers)
         return reply

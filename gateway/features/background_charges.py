@@ -16,13 +16,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from gateway.core.admission.admission import Admission
-from gateway.core.call import Call, CallFeature, Chunks, Open, Opened, RouteFacts, Stream, Whole
+from gateway.core.call import Call, CallFeature, CallRoute, Chunks, Open, Opened, Stream, Whole, upstream_model
 from gateway.core.ledger import cost_usd, estimated_usage, known_usd, usage_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
 from gateway.core.openai.usage import ABSURD, LONGEST_ANSWER, add_beside, most_output, plausible, read_usage
 from gateway.core.relay import RawRelay, SseRelay
 from gateway.core.retry import Attempt
-from gateway.core.snapshot import Rates, upstream_model
+from gateway.core.snapshot import Rates
 from gateway.core.types import Usage
 
 MOST = 10_000
@@ -58,9 +58,9 @@ class Deferred(CallFeature):
         self._admission = admission
         self._charges: dict[str, Charge] = {}  # by the response's id, the oldest first
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that make responses, or may ask for one."""
-        return self if facts.endpoint.request == "any" or facts.endpoint.may_end_later else None
+        return self if route.endpoint.request == "any" or route.endpoint.may_end_later else None
 
     async def open(self, call: Call, next: Open) -> Opened:
         """Returns the answer, with the usage of a response that ends later as it is estimated."""
@@ -70,9 +70,9 @@ class Deferred(CallFeature):
         usage = opened.usage
         if usage is None or not usage.input or not 0 < usage.output <= LONGEST_ANSWER:
             # Not both numbers of tokens are reported: it may be of a response that ends later.
-            if call.endpoint.request == "any" and self.awaits(call):
+            if call.request.endpoint.request == "any" and self.awaits(call):
                 self.shown(call, opened.body)
-            if call.endpoint.may_end_later:
+            if call.request.endpoint.may_end_later:
                 opened.usage = self.unfinished(call, opened.attempt, opened.body) or usage
         return opened
 
@@ -85,7 +85,7 @@ class Deferred(CallFeature):
                 self.cut(call, opened.attempt, relay, output_tokens)
 
         opened.endings += (ending,)
-        is_waited_for = isinstance(relay, RawRelay) and call.endpoint.request == "any" and self.awaits(call)
+        is_waited_for = isinstance(relay, RawRelay) and call.request.endpoint.request == "any" and self.awaits(call)
         return self.watched(call, chunks) if is_waited_for else chunks
 
     def unfinished(self, call: Call, attempt: Attempt, body: bytes) -> Usage | None:
@@ -105,7 +105,7 @@ class Deferred(CallFeature):
 
         `output_tokens` is the estimate of what has come by its `relay`.
         """
-        if call.reserved is not None and call.endpoint.may_end_later and _runs_on(call):
+        if call.reserved is not None and call.request.endpoint.may_end_later and _runs_on(call):
             id = relay.response_id if isinstance(relay, SseRelay) else None
             self._await(call, attempt, id, estimated_usage(call, attempt, output_tokens))
 
@@ -121,8 +121,8 @@ class Deferred(CallFeature):
             charged_usd = max(cost_usd(call, attempt.target, usage) or 0.0, reserved.usd - retries_usd)
             if len(self._charges) >= MOST:
                 del self._charges[next(iter(self._charges))]
-            most = most_output(call.max_tokens, 1)
-            self._charges[id] = Charge(call.key.name, self._admission.budgets.today(), charged_usd, rates, most)
+            most = most_output(call.request.max_tokens, 1)
+            self._charges[id] = Charge(call.route.key.name, self._admission.budgets.today(), charged_usd, rates, most)
 
     def awaits(self, call: Call) -> bool:
         """Returns whether the call's answer may tell the usage of a response that is waited for."""
@@ -162,9 +162,9 @@ class Deferred(CallFeature):
 
     def _awaited(self, call: Call) -> str | None:
         """The id of the response that the call asks for, or calls off, if its usage is waited for."""
-        if not self._charges or call.method not in ("GET", "POST"):
+        if not self._charges or call.request.method not in ("GET", "POST"):
             return None
-        id = response_in_path(call.path)
+        id = response_in_path(call.request.path)
         return id if id in self._charges else None
 
 
@@ -179,9 +179,9 @@ def response_in_path(path: str) -> str | None:
 
 def _runs_on(call: Call) -> bool:
     """Returns whether the call asked for that. A body that nobody parses is believed to, where it has the word."""
-    if call.large is not None:
-        return b'"background"' in call.body
-    parsed = json_object(call.body)
+    if call.request.large is not None:
+        return b'"background"' in call.request.body
+    parsed = json_object(call.request.body)
     return parsed is not None and parsed.get("background") not in (None, False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from gateway.core.call import CallFeature, RouteFacts
+from gateway.core.call import CallFeature, CallRoute
 from gateway.core.config.product_sections import SectionSpec
 from gateway.core.metrics import MetricTable
 from gateway.core.pipeline import Pipeline
@@ -24,7 +24,7 @@ class Product(CallFeature):
         """A product that waits, counts tokens or makes calls takes the clock and other parts of the pipeline."""
         self.metrics = MetricTable()
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns its feature for calls of this route that bring the headers `requested`; None: it does nothing for them."""
         return None
 

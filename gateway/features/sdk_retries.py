@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve
+from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers
@@ -50,7 +50,7 @@ class RepeatedCalls(CallFeature):
         self._buckets: list[dict[int, Entered]] = [{} for _ in range(BUCKETS_BY_LENGTH)]
         self._ends: dict[int, asyncio.Future[Ended]] = {}  # of those that are followed; these are in no bucket
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for the calls of SDKs that count their retries."""
         return None if requested.isdisjoint(self.options) else self
 
@@ -62,7 +62,7 @@ class RepeatedCalls(CallFeature):
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to the call, or that of the call that it repeats."""
-        original, length = self.enter(call), len(call.body)
+        original, length = self.enter(call), len(call.request.body)
         ended: Ended = None
         try:
             if original is not None:
@@ -111,10 +111,10 @@ class RepeatedCalls(CallFeature):
 
     def enter(self, call: Call) -> Call | None:
         """Notes the call; returns the original that it repeats, if that is running and has no follower."""
-        bucket = self._buckets[len(call.body) % BUCKETS_BY_LENGTH]
-        originals = (one for one, body in bucket.values() if body == call.body and _repeats(call, one))
+        bucket = self._buckets[len(call.request.body) % BUCKETS_BY_LENGTH]
+        originals = (one for one, body in bucket.values() if body == call.request.body and _repeats(call, one))
         original = next(originals, None) if call.earlier_tries else None
-        bucket[id(call)] = call, call.body
+        bucket[id(call)] = call, call.request.body
         return original
 
     def leave(self, call: Call, length: int, ended: Ended) -> None:
@@ -146,13 +146,14 @@ class RepeatedCalls(CallFeature):
         return ended
 
     async def _end_of(self, original: Call, call: Call) -> Ended:
+        request = call.request
         end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._ends[id(original)] = end
         # The original's own body may have been changed meanwhile, by a feature behind this one.
-        bucket = self._buckets[len(call.body) % BUCKETS_BY_LENGTH]
+        bucket = self._buckets[len(request.body) % BUCKETS_BY_LENGTH]
         entered = bucket.pop(id(original))
         since = self._clock.monotonic()
-        timer = self._clock.call_at(call.deadline, lambda: _time_is_up(end)) if call.deadline_is_callers else None
+        timer = self._clock.call_at(request.deadline, lambda: _time_is_up(end)) if request.deadline_is_callers else None
         original.is_awaited = True
         try:
             return await end
@@ -171,15 +172,15 @@ class RepeatedCalls(CallFeature):
 def _repeats(call: Call, earlier: Call) -> bool:
     """Returns whether the call is the earlier one, sent again by the same caller."""
     return (
-        call.key.name == earlier.key.name
+        call.route.key.name == earlier.route.key.name
         and call.earlier_tries > earlier.earlier_tries
-        and call.tenant == earlier.tenant
-        and call.credential == earlier.credential
-        and call.model.on_loss == earlier.model.on_loss
-        and call.method == earlier.method
-        and call.path == earlier.path
-        and call.query == earlier.query
-        and _telling(call.headers) == _telling(earlier.headers)
+        and call.request.tenant == earlier.request.tenant
+        and call.request.credential == earlier.request.credential
+        and call.route.model.on_loss == earlier.route.model.on_loss
+        and call.request.method == earlier.request.method
+        and call.request.path == earlier.request.path
+        and call.request.query == earlier.request.query
+        and _telling(call.request.headers) == _telling(earlier.request.headers)
     )
 
 

@@ -273,7 +273,7 @@ async def test_a_retry_that_is_not_made_is_booked_no_more() -> None:
     bench = Bench([ScriptedUpstream()], retries=DEFAULT, limits=[Limits(max_concurrency=1)])
     admission = bench.admission
     other, call = bench.call(), bench.call()
-    (target,) = call.model.targets
+    (target,) = call.route.model.targets
     failed = Attempt(target, 0.0, error_class=ErrorClass.SERVER_ERROR, phase=Phase.ANSWERED)
     call.attempts.append(failed)
     running = await admission.enter(other)

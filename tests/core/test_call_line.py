@@ -52,13 +52,13 @@ def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
     line: dict[str, Any] = {
         "time": f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{millisecond:03d}Z",
         "event": "call",
-        "id": call.id,
-        "key": call.key.name,
-        "tenant": call.tenant,
-        "endpoint": call.endpoint.name,
-        "model": call.model_name[:100] or call.path[:200],
-        "stream": call.stream,
-        "lane": call.lane,
+        "id": call.request.id,
+        "key": call.route.key.name,
+        "tenant": call.request.tenant,
+        "endpoint": call.request.endpoint.name,
+        "model": call.request.model_name[:100] or call.request.path[:200],
+        "stream": call.request.stream,
+        "lane": call.request.lane,
         "status": one.status,
         "outcome": one.outcome,
         "target": last.target.name if last else None,
@@ -77,7 +77,7 @@ def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
         "queue_ms": round(call.queue_s * 1000, 2),
         "backoff_ms": round(call.backoff_s * 1000, 2),
         "overhead_ms": round(one.overhead_s * 1000, 2),
-        "policy": call.policy.version,
+        "policy": call.route.policy.version,
     }
     if usage is not None and usage.estimated and one.outcome != "ok":
         line["cost_estimated"] = "left" if one.outcome == "client_gone" else "broken_off"
@@ -227,9 +227,10 @@ def test_any_call_has_the_same_line(account: CallRecord, at: float) -> None:
 
 def test_what_is_prepared_for_one_call_is_not_said_of_another() -> None:
     """Neither of another key nor of a model of the same name, a stream, or a target with another status."""
+    call = served().call
     other: list[Call] = [
-        replace(served().call, tenant="other"),
-        replace(served().call, stream=True),
+        replace(call, request=replace(call.request, tenant="other")),
+        replace(call, request=replace(call.request, stream=True)),
         replace(served().call, attempts=attempted(status=201)),
         replace(served().call, attempts=attempted(target=target_named("p1/m"))),
     ]

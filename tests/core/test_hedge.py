@@ -455,7 +455,7 @@ async def test_a_spent_budget_denies_a_second(spent: str) -> None:
     track = Track(retries=retries)
     changes: dict[str, object] = {}
     if spent == "key_budget":
-        changes["key"] = replace(track.bench.call().key, budget_usd_per_day=1e-9, allow_overspend=True)
+        changes["key"] = replace(track.bench.call().route.key, budget_usd_per_day=1e-9, allow_overspend=True)
 
     serving = await track.begin(**changes)
     await track.late()

@@ -17,12 +17,12 @@ from gateway.core.call import (
     Call,
     CallFeature,
     CallRecord,
+    CallRoute,
     Chunks,
     Headers,
     Open,
     Opened,
     Reply,
-    RouteFacts,
     Serve,
     Stream,
 )
@@ -65,7 +65,7 @@ class Clumsy(CallFeature):
     ended_count: int = 0
     seen: list[str] = field(default_factory=list)
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature:
         return self
 
     def at(self, place: str) -> None:
@@ -164,7 +164,7 @@ def check_closed(bench: Bench, call: Call, script: Script, *features: Clumsy) ->
     assert [feature.closed_count for feature in features] == [1] * len(features)
     assert all(attempt.reservation is None for attempt in call.attempts)
     assert all(attempt.ended_at is not None for attempt in call.attempts)
-    if call.stream and any(attempt.status is not None for attempt in call.attempts):
+    if call.request.stream and any(attempt.status is not None for attempt in call.attempts):
         assert script.closed >= 1
     assert all(feature.ended_count in (0, 1) for feature in features)
 

@@ -9,13 +9,13 @@ from gateway.core.call import (
     Call,
     CallFeature,
     CallRecord,
+    CallRoute,
     Chunks,
     Headers,
     Hooks,
     Open,
     Opened,
     Reply,
-    RouteFacts,
     Serve,
     Stream,
     compile_hooks,
@@ -70,7 +70,8 @@ def test_the_hooks_of_a_route_without_products_are_the_pipelines_own() -> None:
     call = bench.call()
 
     hooks = bench.pipeline.hooks_of(
-        RouteFacts(call.policy, call.key, call.model, call.endpoint, has_own_credential=False), frozenset()
+        CallRoute(call.route.policy, call.route.key, call.route.model, call.request.endpoint, has_own_credential=False),
+        frozenset(),
     )
 
     assert (hooks.serve, hooks.open) == (bench.pipeline.answer, bench.pipeline.attempts.open)
@@ -87,7 +88,7 @@ class Noting(CallFeature):
         self._name = name
         self._seen = seen
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature:
         return self
 
     def note(self, hook: str) -> None:
@@ -144,16 +145,18 @@ class Absent(CallFeature):
     options: frozenset[bytes] = frozenset()
     absent_headers: tuple[tuple[bytes, bytes], ...] = ((b"x-gateway-absent", b"yes"),)
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
-        return self if facts.has_own_credential else None
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
+        return self if route.has_own_credential else None
 
 
 def test_a_product_without_a_feature_for_a_route_says_so_in_its_answers() -> None:
     """Where it has one that is the feature's to say."""
     call = Bench([ScriptedUpstream()]).call()
-    facts = RouteFacts(call.policy, call.key, call.model, call.endpoint, has_own_credential=False)
+    route = CallRoute(
+        call.route.policy, call.route.key, call.route.model, call.request.endpoint, has_own_credential=False
+    )
 
     for own, headers in ((False, [(b"x-gateway-absent", b"yes")]), (True, [])):
-        features, absent = features_of([Absent()], replace(facts, has_own_credential=own), frozenset())
-        call.hooks = compile_hooks(features, unserved, unopened, absent)
+        features, absent = features_of([Absent()], replace(route, has_own_credential=own), frozenset())
+        call.take(replace(call.route, hooks=compile_hooks(features, unserved, unopened, absent)))
         assert [one for one in answer_headers(call, 0.0) if one[0] == b"x-gateway-absent"] == headers

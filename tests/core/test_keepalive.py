@@ -26,8 +26,8 @@ class Listener:
 
     def __post_init__(self) -> None:
         call = Bench([]).call(stream=True)
-        model = replace(call.model, holding=Holding(keepalive_after_s=self.keepalive_after_s))
-        self.call: Call = replace(call, model=model, comment=self._hear)
+        model = replace(call.route.model, holding=Holding(keepalive_after_s=self.keepalive_after_s))
+        self.call: Call = replace(call, route=replace(call.route, model=model), comment=self._hear)
 
     def _hear(self, text: bytes) -> bool:
         if self.is_there:

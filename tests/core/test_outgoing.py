@@ -35,7 +35,7 @@ async def test_a_large_body_is_not_copied_for_a_target_with_another_name(name: s
     bench = Bench([ScriptedUpstream()])
     fields: dict[str, Any] = {"stream": known.stream, "large": known.large, "model_span": known.model_span}
     call = bench.call(endpoint=ENDPOINT[name], body=body, model_name=known.model, **fields)
-    target = call.model.targets[0]
+    target = call.route.model.targets[0]
     tracemalloc.start()
 
     both = [outgoing_of(call, Attempt(target, 0.0), target.clocks).body for _ in range(2)]

@@ -244,10 +244,10 @@ async def hang_up(gateway: Front, after_s: float, *headers: str, beside: int = 0
         peer.send(ask("/v1/chat/completions", *headers, stream=False))
         await until(lambda: len(gateway.bench.upstreams[0].sent) > sent)
         calls = [one.call for one in gateway.inflight.serving if one.call is not None]
-        youngest = max(calls, key=lambda call: call.received_at)
+        youngest = max(calls, key=lambda call: call.request.received_at)
         gateway.bench.clock.now += after_s
     await until(lambda: len(gateway.inflight.serving) == beside)
-    return youngest.deadline - youngest.received_at
+    return youngest.request.deadline - youngest.request.received_at
 
 
 OURS = "user-agent: impatient/1"

@@ -53,7 +53,7 @@ async def test_a_stream_whose_usage_was_asked_for_passes_byte_for_byte() -> None
     _, body = await stage.serve(stream=True, stream_options={"include_usage": True})
 
     assert body == CHAT_STREAM
-    assert stage.upstreams[0].sent[0].body == stage.call().body
+    assert stage.upstreams[0].sent[0].body == stage.call().request.body
 
 
 async def test_injected_usage_is_counted_and_not_shown() -> None:
@@ -76,7 +76,7 @@ async def test_usage_is_not_asked_for_against_the_callers_or_the_policys_will(op
 
     _, body = await stage.serve(stream=True, stream_options=options)
 
-    assert stage.upstreams[0].sent[0].body == stage.call().body
+    assert stage.upstreams[0].sent[0].body == stage.call().request.body
     assert body == DELTA + FINISH + DONE
     assert stage.account.usage is not None
     assert stage.account.usage.estimated

@@ -235,7 +235,7 @@ async def test_a_call_that_costs_too_much_is_told_what_is_left_and_what_makes_it
     bench = Bench([])
     endpoint = next(one for one in ENDPOINTS if one.name == name)
     call = bench.call(key=team(), endpoint=endpoint, max_tokens=max_tokens)
-    bench.admission.budgets.paid(call.key, 0.02)
+    bench.admission.budgets.paid(call.route.key, 0.02)
 
     async def refusal(usd: float) -> str:
         with pytest.raises(BudgetExceeded) as refused:

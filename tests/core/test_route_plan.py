@@ -33,11 +33,11 @@ def test_clients_who_choose_options_cannot_make_a_routes_hooks_grow_for_ever() -
     intake = Intake(Policies(bench.policy), bench.clock, InFlight(), Shedding(), bench.pipeline)
     plan = plan_route(bench.policy, WEB, bench.policy.models["m"], CHAT, is_callers=False)
     for number in range(3 * MOST_VARIANTS):
-        intake._hooks_for(plan, frozenset((b"%d" % number,)))
+        intake._route_for(plan, frozenset((b"%d" % number,)))
 
     assert 0 < len(plan.variants) <= MOST_VARIANTS
     last = frozenset((b"%d" % (3 * MOST_VARIANTS - 1),))
-    assert intake._hooks_for(plan, last) is plan.variants[last], "compiled once"
+    assert intake._route_for(plan, last) is plan.variants[last], "compiled once"
 
 
 def test_a_plan_has_the_keys_lane_tenant_and_deadline() -> None:
@@ -58,7 +58,7 @@ def test_callers_with_a_credential_have_a_plan_of_their_own() -> None:
     keyless = {name: replace(provider, api_key=None) for name, provider in policy.providers.items()}
     keyed = {name: replace(provider, api_key="sk-1") for name, provider in policy.providers.items()}
 
-    assert plan.model is bound
+    assert plan.route.model is bound
     assert plan_route(replace(policy, providers=keyless), WEB, model, CHAT, is_callers=True).passes_account
     assert not plan_route(replace(policy, providers=keyed), WEB, model, CHAT, is_callers=True).passes_account
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.call import Call, CallRecord
+from gateway.core.call import Call, CallRecord, CallRoute, Request
 from gateway.core.clock import Timer
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, lossy_header, overhead_s
@@ -79,12 +79,9 @@ def keep_all(_call: Call, _attempt: Attempt | None, _usage: Usage | None) -> Non
 
 
 def new_call(received_at: float = 0.0, attempts: list[Attempt] | None = None) -> Call:
-    return Call(
+    request = Request(
         id="r1",
         endpoint=CHAT,
-        policy=cast("PolicySnapshot", SimpleNamespace()),
-        key=Key("web", "web", b""),
-        model=Model("gpt-4o", (), ()),
         model_name="gpt-4o",
         body=b"{}",
         stream=False,
@@ -96,8 +93,9 @@ def new_call(received_at: float = 0.0, attempts: list[Attempt] | None = None) ->
         received_at=received_at,
         deadline=received_at + 30,
         deadline_is_callers=False,
-        attempts=attempts or [],
     )
+    policy, model = cast("PolicySnapshot", SimpleNamespace()), Model("gpt-4o", (), ())
+    return Call(request, CallRoute(policy, Key("web", "web", b""), model, CHAT, False), attempts=attempts or [])
 
 
 def target(prices: dict[str, Rates], model: str | None = "gpt-4o-2024") -> Target:

@@ -346,7 +346,12 @@ async def test_money_that_is_estimated_is_told_by_model_and_key() -> None:
         record(cost_usd=0.6, usage=Usage(1, 1, estimated=True), retries_usd=0.0, estimated_usd=0.5),
         record(cost_usd=None, retries_usd=0.0),
         record(cost_usd=None, usage=None, retries_usd=0.0, call=passed),
-        record(cost_usd=None, usage=None, retries_usd=0.0, call=replace(passed, method="GET")),
+        record(
+            cost_usd=None,
+            usage=None,
+            retries_usd=0.0,
+            call=replace(passed, request=replace(passed.request, method="GET")),
+        ),
     ]
 
     for one in ended:
@@ -526,7 +531,7 @@ class Parrots(MetricTable):
         self.names = ["no metric"]
 
     def count(self, ended: CallRecord) -> None:
-        self.spoken.totals[(ended.call.key.name,)] += 1
+        self.spoken.totals[(ended.call.route.key.name,)] += 1
 
 
 def families(telemetry: Telemetry) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from gateway.core.call import Call
-from gateway.core.snapshot import Model, Target, upstream_model
+from gateway.core.call import Call, upstream_model
+from gateway.core.snapshot import Model, Target
 from gateway.core.types import Clocks, Upstream
 
 CLOCKS = Clocks(1, 1, 1, 1, 1)
@@ -18,7 +18,7 @@ def target(provider: str, model: str | None) -> Target:
 
 def call_for(model: Model, name: str) -> Call:
     """As much of a call as is looked at."""
-    return cast("Call", SimpleNamespace(model=model, model_name=name))
+    return cast("Call", SimpleNamespace(route=SimpleNamespace(model=model), request=SimpleNamespace(model_name=name)))
 
 
 def test_a_target_without_a_model_serves_the_name_that_was_asked_for() -> None:

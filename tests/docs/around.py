@@ -38,7 +38,7 @@ def orders_of(policy: PolicySnapshot) -> Orders:
     for model in (*policy.models.values(), *(model for _, model in policy.patterns)):
         for endpoint in ASKED:
             for key in policy.keys.values() or (policy.anonymous,):
-                facts = plan_route(policy, key, model, endpoint, is_callers=False).facts
+                facts = plan_route(policy, key, model, endpoint, is_callers=False).route
                 lines = "; ".join(line[10:] for line in explain_products(products, facts))
                 found.setdefault(lines, []).append(f"{model.name} {endpoint.name} {key.name}")
     return {lines: ", ".join(routes) for lines, routes in found.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
-from gateway.core.call import Call, CallFeature, CallRecord, Headers, RouteFacts
+from gateway.core.call import Call, CallFeature, CallRecord, CallRoute, Headers
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings
 from gateway.core.config.schema import ModelEntry
 from gateway.core.metrics import Counts, MetricTable
@@ -48,15 +48,15 @@ class Stamps(Product):
     def __init__(self, pipeline: Pipeline) -> None:
         self.metrics: StampMetrics = StampMetrics()
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
-        return self if STAMP.of(facts.model) else None
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
+        return self if STAMP.of(route.model) else None
 
     def headers(self, call: Call, headers: Headers) -> None:
-        headers.append((b"x-stamp", STAMP.of(call.model).encode()))
+        headers.append((b"x-stamp", STAMP.of(call.route.model).encode()))
 
     def closed(self, record: CallRecord) -> Mapping[str, object]:
-        self.metrics.stamped.totals[record.call.model.name, record.outcome] += 1
-        return {"stamp": STAMP.of(record.call.model)}  # a field of its line in the call log
+        self.metrics.stamped.totals[record.call.route.model.name, record.outcome] += 1
+        return {"stamp": STAMP.of(record.call.route.model)}  # a field of its line in the call log
 
     def views(self) -> Mapping[str, Callable[[], Any]]:
         return {"stamps": self.show}

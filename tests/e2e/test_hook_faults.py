@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from gateway import app
-from gateway.core.call import Call, CallFeature, Headers, RouteFacts
+from gateway.core.call import Call, CallFeature, CallRoute, Headers
 from gateway.features.product import Product
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import chat, connect, post
@@ -19,7 +19,7 @@ class Unread(Product):
     name = "unread"
     reads = True
 
-    def for_route(self, facts: RouteFacts, asked: frozenset[bytes]) -> CallFeature:
+    def for_route(self, route: CallRoute, asked: frozenset[bytes]) -> CallFeature:
         return self
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:

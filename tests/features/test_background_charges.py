@@ -203,7 +203,8 @@ async def test_a_response_in_the_background_stays_charged_with_what_was_reserved
         shown = begun.replace(b"queued", b"completed").replace(
             b"null", b'{"input_tokens":10,"output_tokens":%d}' % output
         )
-        stage.products.deferred.shown(replace(call, method="GET", path="/responses/resp_1"), shown)
+        retrieval = replace(call.request, method="GET", path="/responses/resp_1")
+        stage.products.deferred.shown(replace(call, request=retrieval), shown)
         assert spent("team") == pytest.approx(usd)
 
 

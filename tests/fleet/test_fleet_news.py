@@ -292,7 +292,7 @@ def with_wildcard(replica: Replica) -> Replica:
 
 def line_of(replica: Replica, model: str, credential: bytes | None = None) -> Any:
     call = replica.bench.call(model=replica.bench.policy.models["*"], model_name=model, credential=credential)
-    return replica.admission.gates.line(call.model.targets[0], call)
+    return replica.admission.gates.line(call.route.model.targets[0], call)
 
 
 def test_news_of_a_model_nobody_has_asked_for_here_waits_for_the_first_who_does() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from gateway.core.admission.queue import Held
-from gateway.core.call import Call
+from gateway.core.call import Call, CallRoute, Request
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Lane
 from gateway.dialects.endpoints import CHAT
@@ -33,12 +33,9 @@ class SimCall(Call):
         *,
         stream: bool = False,
     ) -> None:
-        super().__init__(
+        request = Request(
             id="",
             endpoint=CHAT,
-            policy=policy,
-            key=policy.anonymous,
-            model=policy.models[MODEL],
             model_name=MODEL,
             body=_BODY,
             stream=stream,
@@ -52,8 +49,9 @@ class SimCall(Call):
             deadline_is_callers=deadline_s is not None,
             tenant=tenant,
             max_tokens=demand.max_tokens,
-            estimate=estimate,
         )
+        route = CallRoute(policy, policy.anonymous, policy.models[MODEL], CHAT, has_own_credential=False)
+        super().__init__(request, route, estimate=estimate)
         self.demand = demand
         self.granted_at = inf
         """When it went to a target for the last time."""

@@ -45,11 +45,11 @@ class Oracle:
         world.watch = self
 
     def waits(self, call: SimCall) -> None:
-        self.waiting[call.lane][call] = None
+        self.waiting[call.request.lane][call] = None
 
     def waits_no_more(self, call: SimCall) -> None:
         held = held_of(call)
-        del self.waiting[call.lane][call]
+        del self.waiting[call.request.lane][call]
         if held.left is Left.GRANTED:
             assert held.option is not None
             call.checked = held.grant
@@ -60,8 +60,8 @@ class Oracle:
     def goes(self, call: SimCall, target: str) -> None:
         now = self._world.clock.now
         self.grants[target] += 1
-        if now > call.deadline + _ROUNDING_S:
-            self._wrong(f"let through {now - call.deadline:.4f} s after the deadline")
+        if now > call.request.deadline + _ROUNDING_S:
+            self._wrong(f"let through {now - call.request.deadline:.4f} s after the deadline")
         if now < self._paused_until.get(target, 0.0) - _ROUNDING_S:
             self._checks[target] += 1
             if self._checks[target] > MOST_CHECKS:
@@ -87,26 +87,30 @@ class Oracle:
     def _check_expiry(self, call: SimCall, held: Held) -> None:
         """On time; and where an answer has to begin by the deadline, no earlier than that takes."""
         late_s = self._world.clock.now - held.deadline
-        early_s = call.deadline - held.deadline
-        most_s = (call.deadline - call.received_at) / 2 * call.deadline_is_callers  # as in `needed_s`
+        early_s = call.request.deadline - held.deadline
+        most_s = (
+            (call.request.deadline - call.request.received_at) / 2 * call.request.deadline_is_callers
+        )  # as in `needed_s`
         if not -_ROUNDING_S <= late_s <= 0.001 or not 0 <= early_s <= most_s + _ROUNDING_S:
             self._wrong(f"expired {late_s - early_s:+.4f} s from the deadline")
 
     def _check_lane(self, call: SimCall, target: str, now: float) -> None:
-        rank = LANES.index(call.lane)
+        rank = LANES.index(call.request.lane)
         if any(self._has_aged(lane, target, now) for lane in LANES[max(rank, 2) :]):
             self.contested += 1
         if not any(self._first(lane, target) is not None for lane in LANES[:rank]):
             return
-        waited_s = now - call.received_at
-        if waited_s > self._world.bounds.age_after_s.get(call.lane, inf) - _ROUNDING_S:
+        waited_s = now - call.request.received_at
+        if waited_s > self._world.bounds.age_after_s.get(call.request.lane, inf) - _ROUNDING_S:
             self.aged += 1
         else:
-            self._wrong(f"{call.lane} let through to {target} after {waited_s:.3f} s while a higher lane waited")
+            self._wrong(
+                f"{call.request.lane} let through to {target} after {waited_s:.3f} s while a higher lane waited"
+            )
 
     def _has_aged(self, lane: Lane, target: str, now: float) -> bool:
         first = self._first(lane, target)
-        return first is not None and now - first.received_at > self._world.bounds.age_after_s.get(lane, inf)
+        return first is not None and now - first.request.received_at > self._world.bounds.age_after_s.get(lane, inf)
 
     def _first(self, lane: Lane, target: str) -> SimCall | None:
         """The one who has waited longest of those who stand in this target's line."""
@@ -162,7 +166,7 @@ def leftovers(world: World) -> list[str]:
             if abs(row.level - row.capacity) > 1e-6 * row.capacity
         ]
     left += [f"{one.in_flight} in flight seen by {name}" for name, one in world.providers.items() if one.in_flight]
-    left += [f"{call.lane} call never ended" for call in world.calls if not call.outcome]
+    left += [f"{call.request.lane} call never ended" for call in world.calls if not call.outcome]
     return left + _next_waits(world)
 
 

@@ -106,7 +106,7 @@ class PipelineWorld(World):
     async def serve(self, call: SimCall) -> SimCall:
         self.calls.append(call)
         demand = call.demand
-        call.body = orjson.dumps({"demand": [demand.input_tokens, demand.output_tokens, demand.max_tokens]})
+        call.request.body = orjson.dumps({"demand": [demand.input_tokens, demand.output_tokens, demand.max_tokens]})
         self.entering = call
         try:
             reply = await self._pipeline.handle(call)

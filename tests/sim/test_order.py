@@ -30,7 +30,7 @@ def charged(world: World, calls: Sequence[SimCall], tenant: str, since_s: float,
     return sum(
         world.sites[0].provider.admission_charge(call.demand)
         for call in calls
-        if call.tenant == tenant and begins <= call.granted_at < ends
+        if call.request.tenant == tenant and begins <= call.granted_at < ends
     )
 
 
@@ -106,7 +106,7 @@ def test_tenants_get_equal_shares_while_all_have_work(tenants: int) -> None:
 
     world.run()
 
-    own = {name: [call for call in world.calls if call.tenant == name] for name in names}
+    own = {name: [call for call in world.calls if call.request.tenant == name] for name in names}
     all_until_s = min(max(call.granted_at for call in calls) for calls in own.values()) - world.started_at
     shares = [charged(world, calls, name, 1.0, all_until_s) for name, calls in own.items()]
     assert all_until_s > 5

@@ -32,7 +32,7 @@ def tokens_world(lane: Lane, large: int = 15, live: Caller | None = None) -> Wor
 
 
 def waits(world: World, tenant: str) -> list[float]:
-    calls = [call for call in world.calls if call.tenant == tenant]
+    calls = [call for call in world.calls if call.request.tenant == tenant]
     assert all(call.outcome == "ok" for call in calls)
     return [call.queue_s for call in calls]
 
@@ -57,7 +57,7 @@ def test_a_large_call_saves_up_beside_a_flood_of_small_ones() -> None:
 
     assert percentile(waits(world, "b"), 50) <= 0.5
     assert percentile(waits(world, "b"), 90) <= 2.5  # in bursts it uses more than its third
-    gaps = sorted(call.granted_at for call in world.calls if call.tenant == "a")[5:]
+    gaps = sorted(call.granted_at for call in world.calls if call.request.tenant == "a")[5:]
     assert max(after - before for before, after in pairwise(gaps)) <= 3 * 10.5
 
 

@@ -159,14 +159,14 @@ class World:
             self.admission.outcomes.settle(call, None, None)
             call.ended_at = self.clock.now
             call.outcome = outcome
-            self.score.ended(call.lane, call.tenant, outcome, call.queue_s)
+            self.score.ended(call.request.lane, call.request.tenant, outcome, call.queue_s)
         return call
 
     async def _attempts(self, call: SimCall) -> str:
         clock, admission = self.clock, self.admission
         failed: list[Target] = []
         last, is_back = 0, True
-        while clock.now < call.deadline:
+        while clock.now < call.request.deadline:
             self.entering = call
             left = [
                 target
@@ -194,7 +194,7 @@ class World:
             is_back = self._is_put_back(call, attempt, answer)
             if not is_back:
                 failed.append(attempt.target)
-        is_late = not last and (not failed or (call.deadline_is_callers and clock.now >= call.deadline))
+        is_late = not last and (not failed or (call.request.deadline_is_callers and clock.now >= call.request.deadline))
         return "deadline_exceeded" if is_late else "failed"
 
     async def _answer(self, call: SimCall, attempt: Attempt, provider: Provider, answer: Answer) -> None:
@@ -209,7 +209,7 @@ class World:
                 await until(clock.now + answer.lasts_s)
         finally:
             provider.release(demand, clock.now)
-        self.score.worked(call.tenant, provider.admission_charge(demand))
+        self.score.worked(call.request.tenant, provider.admission_charge(demand))
         self.admission.outcomes.settle(call, attempt, Usage(demand.input_tokens, demand.output_tokens))
 
     def _is_put_back(self, call: SimCall, attempt: Attempt, answer: Answer) -> bool:

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast
 
 from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.balancing import BUILT_IN_RULES, Choice, Retries
-from gateway.core.call import Call, CallRecord, Reply, Slot
+from gateway.core.call import Call, CallRecord, CallRoute, Reply, Request, Slot
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
@@ -300,12 +303,17 @@ class Bench:
 
     def call(self, **changes: object) -> Call:
         """A call to the model. What `SLOTS` names is put there; `sdk_retry` counts its tries."""
-        fields: dict[str, Any] = {
-            "id": "req_1",
-            "endpoint": CHAT,
+        route: dict[str, Any] = {
             "policy": self.policy,
             "key": Key("web", "web", b""),
             "model": self.policy.models["m"],
+            "endpoint": changes.get("endpoint", CHAT),
+            "has_own_credential": changes.get("credential") is not None,
+            "is_internal": True,
+        }
+        request: dict[str, Any] = {
+            "id": "req_1",
+            "endpoint": CHAT,
             "model_name": "m",
             "body": b'{"model":"m","messages":[]}',
             "stream": False,
@@ -323,7 +331,9 @@ class Bench:
         if "sdk_retry" in changes:
             changes["earlier_tries"] = changes.pop("sdk_retry")
         state = {slot: changes.pop(name) for name, slot in SLOTS.items() if name in changes}
-        call = Call(**(fields | changes))
+        for part, kind in ((request, Request), (route, CallRoute)):
+            part |= {one.name: changes.pop(one.name) for one in fields(kind) if one.name in changes}
+        call = Call(Request(**request), CallRoute(**route), **cast("dict[str, Any]", changes))
         for slot, value in state.items():
             if value is not None:
                 slot.put(call, value)

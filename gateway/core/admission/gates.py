@@ -209,14 +209,14 @@ class Gates:
 
     def line(self, target: Target, call: Call) -> WaitingLine:
         """Returns the line of a target; of a wildcard, the one for the model that the call names."""
-        name = base = target.name if target.model is not None else f"{target.provider}/{call.model_name}"
+        name = base = target.name if target.model is not None else f"{target.provider}/{call.request.model_name}"
         is_callers = (
-            call.credential is not None
+            call.request.credential is not None
             and target.name in self._by_caller
-            and target.name not in call.model.without_caller_credential
+            and target.name not in call.route.model.without_caller_credential
         )
-        if is_callers and call.credential is not None:
-            name = self.names.of_caller(base, call.credential)
+        if is_callers and call.request.credential is not None:
+            name = self.names.of_caller(base, call.request.credential)
         line = self.lines.get(name)
         if line is not None:
             return line
@@ -224,7 +224,9 @@ class Gates:
 
     def responsiveness_of(self, target: Target, call: Call) -> Responsiveness | None:
         """Returns the answer times of the target for all callers together; None: nothing yet. Makes no gate."""
-        line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
+        line = self.lines.get(
+            target.name if target.model is not None else f"{target.provider}/{call.request.model_name}"
+        )
         return None if line is None else line.gate.health.responsiveness
 
     def kin(self, name: str) -> list[WaitingLine]:

@@ -304,16 +304,19 @@ class AttemptOutcomes:
         """The target has let the attempt in, whatever else it says."""
         reservation = attempt.reservation
         if reservation is not None:
+            request = call.request
             now = self._clock.monotonic()
             wall_now = self._clock.wall()
             _let_in(call, reservation, now)
-            reservation.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
+            reservation.answered(
+                headers, now, wall_now, is_stream=request.stream, is_error=is_error, thinks=request.thinks
+            )
             if not is_error:
                 if self._health.spent:
                     self._health.quota_is_back(reservation.gate)
                 reservation.gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
                 if reservation.gate.health.responsiveness.failed_contents:
-                    reservation.gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
+                    reservation.gate.health.responsiveness.failed_contents.pop(content_of(request.body), None)
             self._health.freed(reservation.gate.name)
 
     def refused(self, call: Call, attempt: Attempt, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
@@ -381,7 +384,7 @@ class AttemptOutcomes:
         elif fault is not None:
             gate.health.target_breaker.trip(fault, now, self._draw())
         elif error_class is ErrorClass.MODEL_NOT_FOUND:
-            self._health.model_missing(gate, [self._gates.line(one, call).gate for one in call.model.plan], now)
+            self._health.model_missing(gate, [self._gates.line(one, call).gate for one in call.route.model.plan], now)
         # A refused credential is the caller's to know; a server that wants to be left alone by him concerns nobody else.
         if diagnosis.delay_s is not None and (error_class is not ErrorClass.AUTH or self._gates.pays(gate)):
             gate.leave_alone(diagnosis.delay_s, now)
@@ -425,7 +428,7 @@ class AttemptOutcomes:
         now = self._clock.monotonic()
         _let_in(call, reservation, now)
         if reservation.headers is not None:
-            reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.thinks)
+            reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.request.thinks)
         else:
             reservation.judge(None, now, self._draw())
             reservation.settle(usage, now)
@@ -446,12 +449,12 @@ class AttemptOutcomes:
             if reservation.headers is not None:
                 if gate.pauses.refusals is not None:
                     _let_in(call, reservation, now)
-                reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.thinks)
+                reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.request.thinks)
                 if self._health.spent:
                     self._health.quota_is_back(gate)
                 if gate.health.tokens.spent or gate.health.responsiveness.failed_contents:
                     gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
-                    gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
+                    gate.health.responsiveness.failed_contents.pop(content_of(call.request.body), None)
             else:
                 if not reservation.is_judged:
                     self._judge_unended(call, one, reservation, now)
@@ -469,9 +472,9 @@ class AttemptOutcomes:
         if call.outcome != CLIENT_GONE or attempt.ended_at is not None:
             reservation.judge(CLIENT_GONE, now, 0.0)
             return
-        usual = usual_of(gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks))
+        usual = usual_of(gate.health.responsiveness.times(stream=call.request.stream, thinks=call.request.thinks))
         is_silent = is_deserted(
-            now - attempt.answered_at, usual, thinks=call.thinks or gate.health.responsiveness.thinks
+            now - attempt.answered_at, usual, thinks=call.request.thinks or gate.health.responsiveness.thinks
         )
         self._judge(call, reservation, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
 
@@ -481,7 +484,7 @@ class AttemptOutcomes:
         if (
             why in UNHEALTHY
             # Before `is_clear`: the question itself counts the failure.
-            and health.responsiveness.is_contents_own(content_of(call.body), call.seq, now)
+            and health.responsiveness.is_contents_own(content_of(call.request.body), call.seq, now)
             and health.is_clear
         ):
             why = CONTENTS_OWN
@@ -495,28 +498,28 @@ class AttemptOutcomes:
         """Returns what the target is to blame for: not for a deadline that was shorter than its usual time."""
         if error_class is not ErrorClass.TIMEOUT:
             return error_class
-        is_callers = call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
+        is_callers = call.request.deadline_is_callers and now >= call.request.deadline - _WATCH_GRAIN_S
         is_moved = is_moving(call)
         if not is_callers and not is_moved:
             return error_class
         health = reservation.gate.health
         unserved_s = health.responsiveness.unserved_s(now) if is_moved else 0.0
-        usual = usual_of(health.responsiveness.times(stream=call.stream, thinks=call.thinks))
-        thinks = call.thinks or health.responsiveness.thinks
+        usual = usual_of(health.responsiveness.times(stream=call.request.stream, thinks=call.request.thinks))
+        thinks = call.request.thinks or health.responsiveness.thinks
         is_silent = is_evidence(now - attempt.answered_at, usual, thinks=thinks, unserved_s=unserved_s)
         return error_class if is_silent or health.is_probed or reservation.is_late(now) else CALLERS_DEADLINE
 
 
 def traits_of(call: Call) -> CallTraits:
     """Returns what may set the call apart from others at a target that refuses it."""
-    return CallTraits(call.seq, call.tenant, estimate_of(call))
+    return CallTraits(call.seq, call.request.tenant, estimate_of(call))
 
 
 def _let_in(call: Call, reservation: Reservation, now: float) -> None:
     """The target has let the call in: whoever was refused before it may have been refused for a reason of his own."""
     pauses = reservation.gate.pauses
     refusals = pauses.refusals
-    if refusals is None or not refusals.may_learn(call.seq, call.tenant):
+    if refusals is None or not refusals.may_learn(call.seq, call.request.tenant):
         return
     if pauses.let_in(traits_of(call), reservation.epoch, now):
         reservation.gate.trust_rate(now)
@@ -545,7 +548,7 @@ def refusal_after_wait(held: Held, call: Call) -> GatewayError:
 
 def _longer_wait(call: Call) -> str:
     """Returns what its client can do that a call waits for longer."""
-    if call.deadline_is_callers:
+    if call.request.deadline_is_callers:
         return "set a longer timeout"
     return "say how long it may wait: by the header 'x-gateway-deadline-ms', or the timeout of an SDK that sends it"
 
@@ -557,15 +560,17 @@ def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], n
     gate = option.line.gate
     if soonest == inf:
         return _never(call, options, now)
-    patience_s = call.deadline - call.received_at
+    patience_s = call.request.deadline - call.request.received_at
     # All come back a little before their turn, by the same time, and so in the order of their turns. A call that the target has
     # asked to wait for itself alone has no place among those.
     turn = soonest if option.opens_at == soonest else gate.limits.promise(option.cost, soonest)
     limit = gate.blocking(option.cost, now, option.keep_percent)
     left = f"this call has {patience_s:g} s"
-    answer_s = call.deadline - option.latest
+    answer_s = call.request.deadline - option.latest
     if answer_s > 0:
-        left = f"an answer takes about {answer_s:.1f} s, but {left}, of which {call.deadline - now:.1f} s are left"
+        left = (
+            f"an answer takes about {answer_s:.1f} s, but {left}, of which {call.request.deadline - now:.1f} s are left"
+        )
     return WaitTooLong(
         f"The next free turn at {gate.name} ({limit}) is {soonest - now:.1f} s away, and {left}; "
         f"come back later, or {_longer_wait(call)}.",
@@ -578,7 +583,7 @@ def _never(call: Call, options: Sequence[Option], now: float) -> GatewayError:
     """Returns why no wait would help the call."""
     reset_s = _reset_s(options, now)
     if reset_s is not None:
-        message = f"The account's quota is spent at every target of '{call.model_name}'; add credit, or another target."
+        message = f"The account's quota is spent at every target of '{call.request.model_name}'; add credit, or another target."
         return QuotaExhausted(message, retry_after_s=reset_s)
     option = options[0]
     gate, tokens = option.line.gate, option.cost.input_tokens + option.cost.output_tokens

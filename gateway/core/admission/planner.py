@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.core.admission.gates import Gates
 from gateway.core.balancing import Tiers
-from gateway.core.call import Call
+from gateway.core.call import Call, upstream_model
 from gateway.core.clock import Clock
 from gateway.core.errors import CircuitOpen, InvalidRequest, NotFound
 from gateway.core.health.times import USUAL_TIMES_MIN_SAMPLES, needed_s
@@ -29,7 +29,7 @@ from gateway.core.openai.usage import (
     needs_of,
 )
 from gateway.core.retry import Attempt, Plan, attempts_apart
-from gateway.core.snapshot import Target, upstream_model
+from gateway.core.snapshot import Target
 from gateway.core.types import LANES, ErrorClass, How, Skip, SkipReason
 
 PROBED_AFTER_S = 0.5
@@ -55,12 +55,13 @@ class Planner:
         able = Plan(*([one for one in targets if one.name not in call.not_expressible] for targets in self._able(call)))
         if not able.own and not able.others:
             first = next(iter(call.not_expressible.values()))
-            raise InvalidRequest(f"{first.message}{call.model.skipped}", param=first.param, code=first.code)
+            raise InvalidRequest(f"{first.message}{call.route.model.skipped}", param=first.param, code=first.code)
         return able
 
     def _able(self, call: Call) -> Plan:
         """Returns the targets that can do what the call needs, as far as is known beforehand. Raises InvalidRequest."""
-        model, endpoint = call.model, call.endpoint.name
+        request = call.request
+        model, endpoint = call.route.model, request.endpoint.name
         if not model.restricts and endpoint not in model.converted:
             return Plan(model.targets, model.others, model.context_plan)
         missing = _missing(call, (*model.plan, *model.context_plan))
@@ -76,7 +77,7 @@ class Planner:
             needed = sorted({what for what in missing.values() if what})
             fields = {what.partition(" ")[0] for what in needed}
             raise InvalidRequest(
-                f"No target of '{call.model_name}' can serve this call: it needs {', '.join(needed)}; use another model, or "
+                f"No target of '{request.model_name}' can serve this call: it needs {', '.join(needed)}; use another model, or "
                 f"send without.{model.skipped}",
                 param=min(fields) if len(fields) == 1 and min(fields) in (call.parsed or ()) else None,
                 code="unsupported_by_targets",
@@ -120,12 +121,12 @@ class Planner:
 
     def own_targets(self, call: Call, now: float) -> Sequence[Target]:
         """Returns the model's own targets that can serve the call, in the order in which it tries them."""
-        model = call.model
-        is_restricted = model.restricts or call.endpoint.name in model.converted
+        model = call.route.model
+        is_restricted = model.restricts or call.request.endpoint.name in model.converted
         is_restricted = is_restricted or call.not_expressible is not None
         if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
-        tiers = Tiers(self._own(call), model.rank_for(call.endpoint.name)) if is_restricted else model.tiers
+        tiers = Tiers(self._own(call), model.rank_for(call.request.endpoint.name)) if is_restricted else model.tiers
         arranged = tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
         if len(arranged) < len(model.targets):
             self.note_left_out(call, arranged, arranged[0] if arranged else None, SkipReason.UNSUPPORTED)
@@ -134,8 +135,8 @@ class Planner:
     def _own(self, call: Call) -> Sequence[Target]:
         """Returns the model's own targets that can serve the call; what its fallbacks lack is looked for where none can."""
         if call.not_expressible is None:
-            missing = _missing(call, call.model.targets)
-            if able := [target for target in call.model.targets if missing[target.name] is None]:
+            missing = _missing(call, call.route.model.targets)
+            if able := [target for target in call.route.model.targets if missing[target.name] is None]:
                 return able
         return self.plan(call).own
 
@@ -143,8 +144,8 @@ class Planner:
         self, call: Call, candidates: Collection[Target], chosen: Target | None, reason: str | None = None
     ) -> None:
         """Notes the skips of targets that are no `candidates`, and that the call would try before `chosen`; None: all such."""
-        model = call.model
-        order = [*sorted(model.targets, key=model.rank_for(call.endpoint.name)), *model.others]
+        model = call.route.model
+        order = [*sorted(model.targets, key=model.rank_for(call.request.endpoint.name)), *model.others]
         before: Iterable[Target] = order if chosen is None else takewhile(lambda one: one.name != chosen.name, order)
         left_out = [one for one in before if one not in candidates]
         if left_out and reason is None:
@@ -197,10 +198,10 @@ class Planner:
         if now > self.latest_start(call, gate):
             return SkipReason.DEADLINE
         estimate = call.estimate if gate.has_token_limit and call.estimate > 0 else 0
-        cost = gate.cost_of(estimate, call.max_tokens, answers=call.endpoint.tokens == "both")
+        cost = gate.cost_of(estimate, call.request.max_tokens, answers=call.request.endpoint.tokens == "both")
         cost = cost._replace(input_tokens=cost.input_tokens + gate.margin(cost))
-        rank = RANKS[call.lane]
-        keep_percent = call.model.holding.reserve_percent if rank > RANKS["interactive"] else 0.0
+        rank = RANKS[call.request.lane]
+        keep_percent = call.route.model.holding.reserve_percent if rank > RANKS["interactive"] else 0.0
         limit = gate.limits.which(cost, now, gate.reserve_percent(keep_percent, now))
         if limit is not None:
             return limit
@@ -237,7 +238,7 @@ class Planner:
                     return usable, inf
         if all(gate.health.responsiveness.has_lost_model for gate in gates):
             raise NotFound(
-                f"No provider of '{call.model_name}' knows the model that it is configured with; tried of late: "
+                f"No provider of '{call.request.model_name}' knows the model that it is configured with; tried of late: "
                 f"{', '.join([gate.name for gate in gates])}. Use another model, or have its targets corrected.",
                 param="model",
                 code="model_not_found",
@@ -250,7 +251,7 @@ class Planner:
         soonest = min([gate.health.probe_at(now) for gate in gates])
         why = "; ".join(f"{gate.name}: {gate.health.reason}" for gate in gates)
         raise CircuitOpen(
-            f"No target of '{call.model_name}' is in service: {why}.{call.model.skipped}",
+            f"No target of '{call.request.model_name}' is in service: {why}.{call.route.model.skipped}",
             # Behind the probe, when it is known how that went, and not all at once.
             retry_after_s=None if soonest == inf else soonest - now + PROBED_AFTER_S * (1 + self._draw()),
         )
@@ -258,8 +259,8 @@ class Planner:
     def _patience_s(self, call: Call, targets: Sequence[Target]) -> float:
         """Returns how long the call may wait for targets that are all open; 0.0: none of them is tried again in that time."""
         now = self._clock.monotonic()
-        hold_s = max([target.breaker.hold_for_s[call.lane] for target in targets], default=0.0)
-        patience_s = min(call.received_at + hold_s, call.deadline) - now
+        hold_s = max([target.breaker.hold_for_s[call.request.lane] for target in targets], default=0.0)
+        patience_s = min(call.request.received_at + hold_s, call.request.deadline) - now
         if hold_s <= 0 or patience_s <= 0:
             return 0.0
         gates = [self._gates.line(target, call).gate for target in targets]
@@ -273,11 +274,14 @@ class Planner:
 
         inf: its caller has set none, nothing is known of the target, or another attempt of the call hangs.
         """
-        if not call.deadline_is_callers or is_moving(call):
+        request = call.request
+        if not request.deadline_is_callers or is_moving(call):
             return inf
-        times = gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks)
+        times = gate.health.responsiveness.times(stream=request.stream, thinks=request.thinks)
         median_s = times.quantile(0.5, USUAL_TIMES_MIN_SAMPLES)
-        return inf if median_s is None else call.deadline - needed_s(median_s, call.deadline - call.received_at)
+        return (
+            inf if median_s is None else request.deadline - needed_s(median_s, request.deadline - request.received_at)
+        )
 
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
@@ -291,7 +295,7 @@ class Planner:
             return False
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
         ends_at, latest = gate.pauses.ends_at, self.latest_start(call, gate)
-        return now > latest or ends_at > (now if gate.pauses.quota_until > now else min(latest, call.deadline))
+        return now > latest or ends_at > (now if gate.pauses.quota_until > now else min(latest, call.request.deadline))
 
     def _admits(self, call: Call, target: Target, now: float) -> bool:
         """Announces the call to the target's breakers, and returns whether none of them keeps it away.
@@ -305,7 +309,7 @@ class Planner:
             return True
         if health.is_left_alone and len(line.waiters) >= health.breaker.rules.probes:
             return False
-        rank = RANKS[call.lane]
+        rank = RANKS[call.request.lane]
         health.admit(now, rank)
         return health.is_open_to(rank, now)
 
@@ -318,11 +322,11 @@ def is_moving(call: Call) -> bool:
 def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:
     """Returns by target what it lacks for the call; None: it can serve it."""
     body: dict[str, Any] | None = None  # a large one is not read here: the target's own conversion refuses it
-    bound = call.max_tokens or 0
-    if call.large is not None and call.large.needs is not None:
-        needs = call.large.needs._replace(tokens=estimate_of(call) + bound // call.large.answers)
+    bound = call.request.max_tokens or 0
+    if call.request.large is not None and call.request.large.needs is not None:
+        needs = call.request.large.needs._replace(tokens=estimate_of(call) + bound // call.request.large.answers)
     else:
-        body = call.parsed or json_object(call.body) or {}
+        body = call.parsed or json_object(call.request.body) or {}
         needs = needs_of(body, estimate_of(call) // count_prompts(body) + bound // count_answers(body))
     return {
         target.name: lacks(needs, target.capabilities) or _too_long(call, target) or _refused(call, target, body)
@@ -333,7 +337,7 @@ def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:
 def _too_long(call: Call, target: Target) -> str | None:
     """Returns what is missing where the model surely reads less than the call says, by what is known of it."""
     has_window = target.capabilities.context_window is not None
-    if target.find_most_input is None or has_window or call.endpoint.has_many_texts:
+    if target.find_most_input is None or has_window or call.request.endpoint.has_many_texts:
         return None
     most = target.find_most_input(upstream_model(call, target))
     return CONTEXT_WINDOW if most is not None and estimate_of(call) > most * SURELY_TOO_LONG else None
@@ -341,11 +345,11 @@ def _too_long(call: Call, target: Target) -> str | None:
 
 def _refused(call: Call, target: Target, body: dict[str, Any] | None) -> str | None:
     """Returns the fields that the target's API does not support, and why; None: it supports all that matter."""
-    find_gaps = target.gaps.get(call.endpoint.name)
+    find_gaps = target.gaps.get(call.request.endpoint.name)
     if find_gaps is None or body is None:
         return None
-    is_strict = call.model.on_loss == "refuse"
-    if target.edits is not None and call.endpoint.request == "json":
+    is_strict = call.route.model.on_loss == "refuse"
+    if target.edits is not None and call.request.endpoint.request == "json":
         body = target.edits.seen(body)  # what the config drops is in nobody's way
     return (
         ", ".join(f"{gap.field} ({gap.why})" for gap in find_gaps(body) if is_strict or gap.how is How.REFUSED) or None
@@ -354,11 +358,11 @@ def _refused(call: Call, target: Target, body: dict[str, Any] | None) -> str | N
 
 def answers_of(call: Call) -> int:
     """Returns how many answers the call pays for."""
-    if call.endpoint.request != "json":
+    if call.request.endpoint.request != "json":
         return 1
-    if call.large is not None and call.large.tokens >= 0:
-        return call.large.answers
-    return count_answers(call.parsed or json_object(call.body) or {})
+    if call.request.large is not None and call.request.large.tokens >= 0:
+        return call.request.large.answers
+    return count_answers(call.parsed or json_object(call.request.body) or {})
 
 
 def opens_at(call: Call, target: Target) -> float:
@@ -370,15 +374,15 @@ def estimate_of(call: Call) -> int:
     """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
     if call.estimate < 0:
         call.estimate = 0
-        if call.endpoint.tokens == "none" or call.endpoint.request != "json":
+        if call.request.endpoint.tokens == "none" or call.request.endpoint.request != "json":
             return 0
-        if call.large is not None and call.large.tokens >= 0:
-            call.estimate = call.large.tokens
+        if call.request.large is not None and call.request.large.tokens >= 0:
+            call.estimate = call.request.large.tokens
         else:
-            parsed = call.parsed or json_object(call.body)
+            parsed = call.parsed or json_object(call.request.body)
             if parsed is not None:
-                target = call.model.targets[0]
+                target = call.route.model.targets[0]
                 find_tokenizer = target.counting.exact_tokens
                 count = find_tokenizer(upstream_model(call, target)) if find_tokenizer is not None else None
-                call.estimate = estimate_input_tokens(call.body, parsed, count)
+                call.estimate = estimate_input_tokens(call.request.body, parsed, count)
     return call.estimate

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import orjson
 
 from gateway.core.admission.gates import Gates
-from gateway.core.call import Call, CallFeature, CallRecord, Headers, Reply, RouteFacts, Serve, Slot
+from gateway.core.call import Call, CallFeature, CallRecord, CallRoute, Headers, Reply, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.metrics import Counts, MetricTable
@@ -54,12 +56,12 @@ class SlowModels:
         self._seen: dict[str, _Seen] = {}
         """By model; as many as the config has had."""
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns its feature for the calls of models that have rules."""
-        rules = DEGRADE.of(facts.model)
-        if rules is None or facts.endpoint.request != "json":
+        rules = DEGRADE.of(route.model)
+        if rules is None or route.endpoint.request != "json":
             return None
-        seen = self._seen.setdefault(facts.model.name, _Seen())
+        seen = self._seen.setdefault(route.model.name, _Seen())
         return CallsOfModel(rules, seen, self._clock, self._gates, self._metrics)
 
 
@@ -89,22 +91,22 @@ class CallsOfModel(CallFeature):
         seen, now = self._seen, self._clock.monotonic()
         if now >= seen.until:
             seen.is_slow, seen.until = self._look(call, now), now + LOOK_AGAIN_S
-        if not seen.is_slow or call.large is not None:
+        if not seen.is_slow or call.request.large is not None:
             return next(call)
         return self._serve_for_less(call, next)
 
     async def _serve_for_less(self, call: Call, next: Serve) -> Reply:
-        parsed = orjson.loads(call.body) if call.parsed is None else call.parsed
-        degraded = degraded_request(call.endpoint.name, call.body, parsed, call.max_tokens, self._rules)
+        parsed = orjson.loads(call.request.body) if call.parsed is None else call.parsed
+        degraded = degraded_request(call.request.endpoint.name, call.request.body, parsed, call.request.max_tokens, self._rules)
         if degraded is None:  # it asks for no more than that
             return await next(call)
         DEGRADED.put(call, degraded)
-        as_it_came = call.body, call.parsed, call.max_tokens
-        call.body, call.parsed, call.max_tokens = degraded.body, None, degraded.max_tokens
+        as_it_came = call.request, call.parsed
+        call.send(replace(call.request, body=degraded.body, max_tokens=degraded.max_tokens))
         try:
             reply = await next(call)
         except GatewayError:
-            call.body, call.parsed, call.max_tokens = as_it_came  # it may become a job, which asks for all of it
+            call.send(*as_it_came)  # it may become a job, which asks for all of it
             raise
         reply.shared.append(_header(degraded))  # whoever shares the answer has asked for more, too
         return reply
@@ -118,17 +120,17 @@ class CallsOfModel(CallFeature):
         """Counts a call that asked for less; returns the fields that were lowered."""
         if record.call.slots is None or (degraded := DEGRADED.find(record.call)) is None:
             return None
-        self._metrics.degraded.totals[(record.call.model.name,)] += 1
+        self._metrics.degraded.totals[(record.call.route.model.name,)] += 1
         return {"degraded": list(degraded.fields)}
 
     def _look(self, call: Call, now: float) -> bool:
         """Returns whether the model is slow now."""
         above_s = self._rules.first_byte_p95_above_s * (ENDS_BELOW if self._seen.is_slow else 1.0)
-        return any(self._p95_s(call, at, now) > above_s for at in range(len(call.model.targets)))
+        return any(self._p95_s(call, at, now) > above_s for at in range(len(call.route.model.targets)))
 
     def _p95_s(self, call: Call, at: int, now: float) -> float:
         """Returns the percentile of one of the model's own targets; 0.0: too few, or none of late."""
-        latency = self._gates.line(call.model.targets[at], call).gate.health.latency
+        latency = self._gates.line(call.route.model.targets[at], call).gate.health.latency
         if now - latency.last_seen_at > RECENT_S:
             return 0.0
         return latency.quantile(0.95) or 0.0

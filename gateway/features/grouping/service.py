@@ -25,11 +25,11 @@ from gateway.core.call import (
     ALONE,
     Call,
     CallFeature,
+    CallRoute,
     ErrorAnswer,
     Headers,
     Open,
     Opened,
-    RouteFacts,
     Slot,
     Stream,
     Whole,
@@ -130,29 +130,21 @@ class Group:
         """
         first = self.members[0].call
         calls = [member.call for member in self.members]
-        self.call = Call(
-            # What all of them have in common.
-            id=first.id,
-            endpoint=first.endpoint,
-            policy=first.policy,
-            key=first.key,
-            model=first.model,
-            model_name=first.model_name,
-            stream=first.stream,
-            stream_options=first.stream_options,
-            model_span=first.model_span,
-            headers=shared_headers(first.headers),
-            credential=first.credential,
-            lane=first.lane,
-            method=first.method,
-            path=first.path,
-            query=first.query,
-            tenant=first.tenant,
-            # What they are together.
+        request = replace(
+            first.request,  # for what all of them have in common
+            headers=shared_headers(first.request.headers),
             body=joined_body([member.input for member in self.members]),
-            received_at=min(call.received_at for call in calls),
-            deadline=max(call.deadline for call in calls),
+            received_at=min(call.request.received_at for call in calls),
+            deadline=max(call.request.deadline for call in calls),
             deadline_is_callers=False,
+            echo_request_id=False,
+            max_tokens=None,
+            thinks=False,
+            large=None,
+        )
+        self.call = Call(
+            request,
+            replace(first.route, hooks=None),
             seq=min(call.seq for call in calls),
             estimate=self.tokens,
             earlier_tries=first.earlier_tries,
@@ -222,18 +214,18 @@ class Groups(CallFeature):
         """Groups that have not been sent, by what their calls have in common."""
         self._running: set[asyncio.Task[None]] = set()
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls of models that are grouped, and for those whose makers may have set rules."""
-        is_grouped = GROUPING.of(facts.model) is not None or facts.is_internal
-        return self if is_grouped and facts.endpoint.name in RESULTS else None
+        is_grouped = GROUPING.of(route.model) is not None or route.is_internal
+        return self if is_grouped and route.endpoint.name in RESULTS else None
 
     async def open(self, call: Call, next: Open) -> Opened:
         """Returns the call's part of a group's answer, where it can be in one; else its own."""
-        rules = GROUP_RULES.find(call) or GROUPING.of(call.model)
-        parsed = call.parsed or json_object(call.body)
+        rules = GROUP_RULES.find(call) or GROUPING.of(call.route.model)
+        parsed = call.parsed or json_object(call.request.body)
         input = None
-        if rules is not None and parsed is not None and call.endpoint.name in RESULTS:
-            input = None if call.large is not None or ALONE.find(call) else read_group_input(parsed)
+        if rules is not None and parsed is not None and call.request.endpoint.name in RESULTS:
+            input = None if call.request.large is not None or ALONE.find(call) else read_group_input(parsed)
         if rules is None or input is None or len(input.items) >= rules.most:
             return await next(call)
         await self._admission.ask_key(call)
@@ -241,8 +233,8 @@ class Groups(CallFeature):
         call.parsed = None
         group, leave = self._join(member, rules)
         timer = None
-        if call.deadline_is_callers:
-            timer = self._clock.call_at(call.deadline, lambda: _fail(member, _too_late()))
+        if call.request.deadline_is_callers:
+            timer = self._clock.call_at(call.request.deadline, lambda: _fail(member, _too_late()))
         try:
             answer = await member.done
         except BaseException:
@@ -266,21 +258,29 @@ class Groups(CallFeature):
     def _join(self, member: Member, rules: GroupRules) -> tuple[Group, Callable[[], None]]:
         """Puts a call into the group of its kind; returns that, and how to leave it."""
         call, input = member.call, member.input
+        route = call.route
+        request = call.request
         like: Hashable = (
             *(
-                call.policy.version,
-                call.endpoint.name,
-                call.model.name,
-                call.model.on_loss,
-                call.model_name,
-                call.key.digest,
-                call.key.name,
+                route.policy.version,
+                request.endpoint.name,
+                route.model.name,
+                route.model.on_loss,
+                request.model_name,
+                route.key.digest,
+                route.key.name,
             ),
-            *(call.tenant, call.lane, call.credential, tuple(shared_headers(call.headers)), rules.most),
-            *(call.query, input.kind, input.rest),
+            *(
+                request.tenant,
+                request.lane,
+                request.credential,
+                tuple(shared_headers(request.headers)),
+                rules.most,
+            ),
+            *(request.query, input.kind, input.rest),
         )
         group = self._open.get(like)
-        if group is not None and not group.fits(member, rules.most, most_tokens(call.model.targets)):
+        if group is not None and not group.fits(member, rules.most, most_tokens(route.model.targets)):
             self._send(like, group)
             group = None
         if group is None:
@@ -313,7 +313,7 @@ class Groups(CallFeature):
             _answer(group.members[0], None)
             return
         call = group.join_calls()
-        self._metrics.sent(call.model.name, len(group.members))
+        self._metrics.sent(call.route.model.name, len(group.members))
         group.task = asyncio.create_task(self._serve(group, call))
         self._running.add(group.task)
         group.task.add_done_callback(self._running.discard)
@@ -354,7 +354,7 @@ class Groups(CallFeature):
     def _price_unfit(self, group: Group, call: Call, attempt: Attempt, usage: Usage | None) -> None:
         """Books for the members that an answer which is of no use to them was paid for."""
         attempt.ended_at = self._clock.monotonic() if attempt.ended_at is None else attempt.ended_at
-        attempt.cost_usd = None if call.endpoint.tokens == "none" else cost_usd(call, attempt.target, usage)
+        attempt.cost_usd = None if call.request.endpoint.tokens == "none" else cost_usd(call, attempt.target, usage)
         attempt.is_cost_reported = usage is not None and not usage.estimated
         for member, share in zip(group.members, _shares(group), strict=True):
             _note_attempts(member, group, share)
@@ -379,7 +379,7 @@ class Groups(CallFeature):
 def _parts(group: Group, call: Call, opened: Whole) -> list[Whole] | None:
     counts = [len(member.input.items) for member in group.members]
     weights = [member.tokens for member in group.members]
-    parts = split_answer(call.endpoint.name, opened.body, counts, weights, opened.usage)
+    parts = split_answer(call.request.endpoint.name, opened.body, counts, weights, opened.usage)
     if parts is None:
         log.warning(
             "%s has answered %d inputs with something else; each goes alone now",

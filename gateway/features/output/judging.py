@@ -18,7 +18,7 @@ import orjson
 
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines, clocks_of
-from gateway.core.call import Call, ErrorAnswer, Opened, Stream, Whole
+from gateway.core.call import Call, ErrorAnswer, Opened, Stream, Whole, upstream_model
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.health.target_health import CLIENT_GONE
@@ -26,7 +26,7 @@ from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.openai.sse import json_object
 from gateway.core.relay import HeldEnd, OverlongStream, SseRelay, StreamBroken
 from gateway.core.retry import Attempt, Step, Try
-from gateway.core.snapshot import Model, Target, upstream_model
+from gateway.core.snapshot import Model, Target
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.endpoints import CHAT
 from gateway.drivers.json_schema import INLINE_BYTES, MOST_BYTES, JsonSchema, SchemaUnusable, compile_schema
@@ -66,10 +66,10 @@ async def hold(
 
     Raises UpstreamFailed when it breaks off: the client has nothing of it; DeadlineExceeded when the caller's time is up.
     """
-    attempt, end, texts = opened.attempt, HeldEnd(), StreamedTexts(call.endpoint.name)
+    attempt, end, texts = opened.attempt, HeldEnd(), StreamedTexts(call.request.endpoint.name)
     chunks = relay.chunks(end, clocks_of(attempt.target, call), clock.monotonic)
     parts, size = [], 0
-    task = watch.begin(call.deadline, call.task, attempt, call) if call.deadline_is_callers else None
+    task = watch.begin(call.request.deadline, call.task, attempt, call) if call.request.deadline_is_callers else None
     try:
         async for chunk in chunks:
             attempt.last_activity_at = clock.monotonic()  # it is anything but silent, though nobody hears of it
@@ -148,10 +148,10 @@ class Repairs:
         `bad` is the attempt that gave the text, `first` the number of attempts that the call had made when its answer was first
         found invalid.
         """
-        model = None if rule.repair_with is None else call.policy.find_model(rule.repair_with)
+        model = None if rule.repair_with is None else call.route.policy.find_model(rule.repair_with)
         if model is None or rule.repair_with is None:
             return None
-        if call.credential is not None:
+        if call.request.credential is not None:
             model = model.model_for_caller_credentials or model
         repair = _call_for(
             call, model, rule.repair_with, repair_request(rule.repair_with, schema.source, violation, text)
@@ -181,14 +181,14 @@ class Repairs:
         """Returns where the repair may go; nowhere, if the call has no time, attempts or money for it."""
         admission = self._admission
         made = sum([not attempt.is_refused for attempt in call.attempts])
-        if self._clock.monotonic() >= call.deadline or made >= admission.retries.of(call).attempts():
+        if self._clock.monotonic() >= call.request.deadline or made >= admission.retries.of(call).attempts():
             return ()
         plan = admission.planner.plan_now(repair, bad)
         targets = (*plan.own, *plan.others)
         if not targets:
             return ()
         usd = admission.costs.usd(repair, targets[0])
-        most, spent = call.model.retries.max_usd_per_call, spent_usd(call.attempts, 0)
+        most, spent = call.route.model.retries.max_usd_per_call, spent_usd(call.attempts, 0)
         if usd is not None and most is not None and spent + usd > most:
             return ()
         if not fits(rule, spent_usd(call.attempts, first), usd):
@@ -221,33 +221,36 @@ def spent_usd(ledger: Sequence[Attempt], first: int) -> float:
 
 def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
     """Returns the call that asks for the repair: on the ledger, the deadline and the money of the one that it is for."""
-    return replace(
-        call,
-        endpoint=call.endpoint if call.endpoint.name == CHAT.name else CHAT,
+    endpoint = call.request.endpoint if call.request.endpoint.name == CHAT.name else CHAT
+    request = replace(
+        call.request,
+        endpoint=endpoint,
         path=CHAT.path,
         query=b"",
         method="POST",
-        model=model,
         model_name=name,
         body=body,
         stream=False,
         stream_options=None,
         model_span=None,
-        headers=[one for one in call.headers if one[0] not in _OF_THE_CALL and not one[0].startswith(b"anthropic-")],
+        headers=[
+            one for one in call.request.headers if one[0] not in _OF_THE_CALL and not one[0].startswith(b"anthropic-")
+        ],
         max_tokens=None,
         thinks=False,
-        parsed=None,
         large=None,
-        comment=None,
-        estimate=-1,
-        key_cost=None,
-        queue_s=0.0,
-        backoff_s=0.0,
-        denied=None,
-        has_fallback_answer=False,
-        reads=None,
-        not_expressible=None,
-        slots=None,
+    )
+    # It is as old as the call, so its key is not billed again; what it has reserved of the key is theirs together.
+    return Call(
+        request,
+        replace(call.route, model=model, endpoint=endpoint),
+        task=call.task,
+        server=call.server,
+        attempts=call.attempts,
+        reserved=call.reserved,
+        seq=call.seq,
+        skips=call.skips,
+        earlier_tries=call.earlier_tries,
     )
 
 
@@ -347,16 +350,16 @@ class Schemas:
 
     def of(self, call: Call, rule: OutputRule) -> JsonSchema | OutputResult | None:
         """Returns the schema of the call's answer; None: there is none; `skipped`: there is one, which cannot be used here."""
-        if call.endpoint.name not in CHECKED:
+        if call.request.endpoint.name not in CHECKED:
             return None
         if rule.schema is not None:
             return rule.schema
-        if b"json_schema" not in call.body:
+        if b"json_schema" not in call.request.body:
             return None
-        parsed = None if call.large is not None else call.parsed
-        if parsed is None and len(call.body) <= MOST_BODY:
-            parsed = json_object(call.body)
-        form = None if parsed is None else _requested_schema(call.endpoint.name, parsed)
+        parsed = None if call.request.large is not None else call.parsed
+        if parsed is None and len(call.request.body) <= MOST_BODY:
+            parsed = json_object(call.request.body)
+        form = None if parsed is None else _requested_schema(call.request.endpoint.name, parsed)
         if parsed is not None and form is None:
             return None
         schema = None if form is None else self._compiled(form)

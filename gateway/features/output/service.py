@@ -26,12 +26,12 @@ from gateway.core.call import (
     Call,
     CallFeature,
     CallRecord,
+    CallRoute,
     Chunks,
     ErrorAnswer,
     Open,
     Opened,
     Reply,
-    RouteFacts,
     Serve,
     Slot,
     Stream,
@@ -214,10 +214,10 @@ class Outputs(CallFeature):
         self._schemas = Schemas()
         self._repairs = Repairs(clock, admission, attempts.open)
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls whose model has a rule, and for those whose makers may have set one."""
-        is_ruled = OUTPUT.of(facts.model) is not None or facts.is_internal
-        return self if is_ruled and facts.endpoint.name in CHECKED else None
+        is_ruled = OUTPUT.of(route.model) is not None or route.is_internal
+        return self if is_ruled and route.endpoint.name in CHECKED else None
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply, with the result of the check of a whole answer in `x-gateway-output`."""
@@ -229,7 +229,7 @@ class Outputs(CallFeature):
 
     async def open(self, call: Call, next: Open) -> Opened:
         """Returns the provider's answer, if it keeps the call's rule, or the rule lets it pass. Raises OutputInvalid."""
-        rule = RULE.find(call) or OUTPUT.of(call.model)
+        rule = RULE.find(call) or OUTPUT.of(call.route.model)
         schema = None if rule is None else self._schemas.of(call, rule)
         if rule is None or schema is None:
             return await next(call)
@@ -276,7 +276,7 @@ class Outputs(CallFeature):
             if isinstance(read, OverlongStream):
                 self._conclude(call, check, OutputResult.SKIPPED)
                 return Stream(opened.attempt, opened.status, opened.headers, read)
-            verdict = await self._judge.verdict(schema, read.texts, _check_s(call, self._clock), call.tenant)
+            verdict = await self._judge.verdict(schema, read.texts, _check_s(call, self._clock), call.request.tenant)
             if verdict.result is not OutputResult.INVALID:
                 self._note(call, check, verdict)
                 return read.opened
@@ -357,7 +357,7 @@ class Outputs(CallFeature):
     def _targets(self, call: Call, bad: Attempt, rule: OutputRule, check: OutputCheck, first: int) -> list[Target]:
         """Returns where the request may be sent again: nowhere, if time, attempts or money are spent."""
         admission = self._admission
-        if check.retries >= rule.retry or self._clock.monotonic() >= call.deadline:
+        if check.retries >= rule.retry or self._clock.monotonic() >= call.request.deadline:
             return []
         budgets = admission.retries.of(call)
         if sum([not attempt.is_refused for attempt in call.attempts]) >= budgets.attempts():
@@ -383,7 +383,9 @@ class Outputs(CallFeature):
         opened = bad.opened
         if len(opened.body) > MOST_BODY:
             return None  # to write it again would hold everybody up
-        whole = as_whole(call.endpoint.name, opened.body, bad.attempt.usage_event) if bad.is_stream else opened.body
+        whole = (
+            as_whole(call.request.endpoint.name, opened.body, bad.attempt.usage_event) if bad.is_stream else opened.body
+        )
         answer = None if whole is None else json_object(whole)
         if answer is None:
             return None
@@ -397,7 +399,7 @@ class Outputs(CallFeature):
             if repair is None:
                 return None
             verdict = await self._judge.verdict(
-                schema, [OutputText(0, repair.text)], _check_s(call, self._clock), call.tenant
+                schema, [OutputText(0, repair.text)], _check_s(call, self._clock), call.request.tenant
             )
             if verdict.result is not OutputResult.VALID:
                 _mark(repair.attempt, str(verdict.bad[0].violation) if verdict.bad else "a text that cannot be checked")
@@ -407,7 +409,7 @@ class Outputs(CallFeature):
         assert last is not None  # noqa: S101  # there was a text to repair
         body = _with_texts(call, answer, texts, bad, last.usage)
         if bad.is_stream:
-            frames = as_stream(call.endpoint.name, body, include_usage=wants_usage(call))
+            frames = as_stream(call.request.endpoint.name, body, include_usage=wants_usage(call))
             if frames is None:
                 last.attempt.discarded = last.usage
                 return None
@@ -418,7 +420,7 @@ class Outputs(CallFeature):
         check.result = result
         if result is OutputResult.INVALID:
             INVALID_ANSWER.put(call, True)
-        self._metrics.output_checks.totals[call.model.name, result] += 1
+        self._metrics.output_checks.totals[call.route.model.name, result] += 1
 
     # --- streams that are relayed ---
 
@@ -426,12 +428,14 @@ class Outputs(CallFeature):
         self, call: Call, check: OutputCheck, chunks: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yields the chunks of a stream, and reads what they say."""
-        texts = check.texts = StreamedTexts(call.endpoint.name)
+        texts = check.texts = StreamedTexts(call.request.endpoint.name)
         try:
             async for chunk in chunks:
                 texts.feed(chunk)
                 is_over = check.schema is not None and check.result is None and is_last_word(chunk)
-                if is_over and call.endpoint.name == "responses":  # whoever keeps it does so before its end is told
+                if (
+                    is_over and call.request.endpoint.name == "responses"
+                ):  # whoever keeps it does so before its end is told
                     await self._judge_end(call, check, texts)
                 yield chunk
                 if is_over:
@@ -441,7 +445,7 @@ class Outputs(CallFeature):
 
     async def _judge_end(self, call: Call, check: OutputCheck, texts: StreamedTexts) -> None:
         if check.schema is not None and check.result is None:
-            verdict = await self._judge.verdict(check.schema, texts.texts(), LONGEST_CHECK_S, call.tenant)
+            verdict = await self._judge.verdict(check.schema, texts.texts(), LONGEST_CHECK_S, call.request.tenant)
             self._note(call, check, verdict)
 
     def ended(self, call: Call, check: OutputCheck, outcome: str) -> None:
@@ -460,14 +464,14 @@ class Outputs(CallFeature):
 
 def _check_s(call: Call, clock: Clock) -> float:
     """Returns for how many seconds the client may wait for the check of an answer that is here."""
-    return max(0.1, min(LONGEST_CHECK_S, call.deadline - clock.monotonic()))
+    return max(0.1, min(LONGEST_CHECK_S, call.request.deadline - clock.monotonic()))
 
 
 def _is_read(call: Call, rule: OutputRule, opened: Whole | Stream) -> bool:
     """Returns whether the client gets nothing of an answer before it has been checked."""
     if isinstance(opened, Whole):
         return True
-    return call.stream and rule.stream == "buffer" and isinstance(opened.relay, SseRelay)
+    return call.request.stream and rule.stream == "buffer" and isinstance(opened.relay, SseRelay)
 
 
 def _mark(attempt: Attempt, why: str) -> None:
@@ -486,13 +490,19 @@ def add_result_header(reply: Reply, check: OutputCheck) -> None:
 def _texts(call: Call, body: bytes) -> list[OutputText] | None:
     """Returns the texts of a whole answer; None: it is too long to be read in one piece."""
     answer = json_object(body) if len(body) <= MOST_BODY else None
-    return None if answer is None else texts_of(call.endpoint.name, answer)
+    return None if answer is None else texts_of(call.request.endpoint.name, answer)
 
 
 def _with_texts(call: Call, answer: dict[str, Any], texts: dict[int, str], bad: _Checked, last: Usage) -> bytes:
     """Returns an answer's body with other texts, and the usage of all that it took to get them."""
+    endpoint = call.request.endpoint.name
     others = [one.discarded for one in call.attempts if one.discarded is not None and one is not bad.attempt] + [last]
     more = sum([one.input for one in others]), sum([one.output for one in others])
     return orjson.dumps(
-        with_texts(call.endpoint.name, answer, texts, added_usage(call.endpoint.name, answer.get("usage"), *more))
+        with_texts(
+            endpoint,
+            answer,
+            texts,
+            added_usage(endpoint, answer.get("usage"), *more),
+        )
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import parse_qsl, unquote
 
-from gateway.core.snapshot import Request
+from gateway.core.call import Call
 from gateway.features.ownership.rules import MOST_DECODINGS
 
 KEY_BYTES = 16
@@ -116,27 +116,27 @@ def read_path(path: str) -> ObjectPath | None:
     return ObjectPath(kind, rest[0], "/".join(lower[depth + 1 :]))
 
 
-def concern_of(request: Request, may_name: bool) -> ObjectAccess | None:
+def concern_of(call: Call, may_name: bool) -> ObjectAccess | None:
     """Returns the objects that the call concerns; None: it concerns none. `may_name`: its body may hold ids."""
-    if request.endpoint.request == "any":
-        place = read_path(request.path)
+    if call.request.endpoint.request == "any":
+        place = read_path(call.request.path)
         if place is None and not may_name:
             return None
-        return ObjectAccess(place, request.method)
-    hot = _HOT.get(request.endpoint.name)
-    is_stored = hot is not None and _is_stored(request, default=hot is RESPONSES)
-    if is_stored or may_name or (hot is RESPONSES and b'"id"' in request.body.lower()):  # of an item, perhaps
+        return ObjectAccess(place, call.request.method)
+    hot = _HOT.get(call.request.endpoint.name)
+    is_stored = hot is not None and _is_stored(call, default=hot is RESPONSES)
+    if is_stored or may_name or (hot is RESPONSES and b'"id"' in call.request.body.lower()):  # of an item, perhaps
         return ObjectAccess(hot, is_stored=is_stored)
     return None
 
 
-def _is_stored(request: Request, *, default: bool) -> bool:
+def _is_stored(call: Call, *, default: bool) -> bool:
     """Returns whether the provider is to keep the answer. A body that was not parsed is assumed to ask for it."""
-    if request.endpoint.name == "messages":  # what another request can go on from
-        return b'"thread"' in request.body if request.parsed is None else bool(request.parsed.get("thread"))
-    if request.parsed is None:
-        return default or b'"store"' in request.body
-    store = request.parsed.get("store")
+    if call.request.endpoint.name == "messages":  # what another request can go on from
+        return b'"thread"' in call.request.body if call.parsed is None else bool(call.parsed.get("thread"))
+    if call.parsed is None:
+        return default or b'"store"' in call.request.body
+    store = call.parsed.get("store")
     return default if store is None else store is not False
 
 

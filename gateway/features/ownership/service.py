@@ -22,12 +22,12 @@ from gateway.core.call import (
     ALONE,
     Call,
     CallFeature,
+    CallRoute,
     Chunks,
     ErrorAnswer,
     Open,
     Opened,
     Reply,
-    RouteFacts,
     Serve,
     Slot,
     Stream,
@@ -290,13 +290,13 @@ class Ownership(CallFeature):
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where tenants share a provider's account."""
-        return None if OBJECTS.of(facts.policy) is None else self
+        return None if OBJECTS.of(route.policy) is None else self
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to a call whose objects are all its tenant's. Raises NotFound, OwnerUnknown or InvalidRequest."""
-        rules = OBJECTS.of(call.policy)
+        rules = OBJECTS.of(call.route.policy)
         if rules is not None and self.concerns(call, rules):
             await self.admit(call, rules)
         return await next(call)
@@ -317,12 +317,12 @@ class Ownership(CallFeature):
 
     def concerns(self, call: Call, rules: ObjectRules) -> bool:
         """Returns whether the call names or creates objects, and puts which on the call. To be called once, and first."""
-        content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
-        if call.endpoint.request == "any":
+        content_type = next((value for name, value in call.request.headers if name == b"content-type"), b"")
+        if call.request.endpoint.request == "any":
             self._rename_key(call)
         if rules.is_open:
             return False
-        concern = concern_of(call, may_name(call.body, content_type))
+        concern = concern_of(call, may_name(call.request.body, content_type))
         if concern is None:
             return False
         ACCESS.put(call, concern)
@@ -336,14 +336,16 @@ class Ownership(CallFeature):
         concern = ACCESS.find(call)
         if concern is None:
             return
-        named = {id: NamedId(id, "", is_known_place=True) for id in ids_in_path(concern, call.query)}
+        named = {id: NamedId(id, "", is_known_place=True) for id in ids_in_path(concern, call.request.query)}
         at_known_places = 0
-        is_read = not isinstance(call.body, StreamedBody)  # an upload names no object
-        if is_read and (concern.method not in ("GET", "HEAD", "DELETE") or call.body):
-            content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
-            is_parsed = call.large is None or call.large.tokens < 0  # else these are top-level fields only
+        is_read = not isinstance(call.request.body, StreamedBody)  # an upload names no object
+        if is_read and (concern.method not in ("GET", "HEAD", "DELETE") or call.request.body):
+            content_type = next((value for name, value in call.request.headers if name == b"content-type"), b"")
+            is_parsed = (
+                call.request.large is None or call.request.large.tokens < 0
+            )  # else these are top-level fields only
             parsed = call.parsed if is_parsed else None
-            for one in ids_in_body(call.body, parsed, content_type, _endpoint_of(call)):
+            for one in ids_in_body(call.request.body, parsed, content_type, _endpoint_of(call)):
                 if one is None:
                     await asyncio.sleep(0)  # a large body: others may have their turn
                 elif one.is_known_place or one.id not in named:
@@ -353,13 +355,13 @@ class Ownership(CallFeature):
                     raise InvalidRequest(
                         f"The body names more than {MOST_FOUND} objects; send it in parts.", code="too_many_objects"
                     )
-            if concern.place is not None and concern.place.kind == "evals" and reads_everybodys(call.body):
+            if concern.place is not None and concern.place.kind == "evals" and reads_everybodys(call.request.body):
                 raise _not_yours("data_source")
         await self._check(call, rules, [one for one in named.values() if not rules.is_everybodys(one.id)])
 
     async def learn(self, call: Call, opened: Opened, ask_again: Callable[[Call], Awaitable[Opened]]) -> Opened:
         """Records the answer's objects as the tenant's; takes those of others out of a list, and fills it from more pages."""
-        concern, rules = ACCESS.find(call), OBJECTS.of(call.policy)
+        concern, rules = ACCESS.find(call), OBJECTS.of(call.route.policy)
         if concern is None or rules is None or isinstance(opened, ErrorAnswer) or opened.status >= 300:
             return opened
         if concern.is_list and isinstance(opened, Whole):
@@ -377,7 +379,7 @@ class Ownership(CallFeature):
         self, call: Call, concern: ObjectAccess, target: Target, chunks: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yields the chunks of a stream, each one after the objects that it names have been recorded as the tenant's."""
-        rules, announced = OBJECTS.of(call.policy), Announcements(concern)
+        rules, announced = OBJECTS.of(call.route.policy), Announcements(concern)
         try:
             async for chunk in chunks:
                 ids = announced.read(chunk)
@@ -412,7 +414,7 @@ class Ownership(CallFeature):
             for at in range(0, len(named), MOST_FOUND):
                 owners += await self._owners(scope, [one.id for one in named[at : at + MOST_FOUND]])
             for at, owner in enumerate(owners):
-                if owner is not None and owner != call.tenant:
+                if owner is not None and owner != call.request.tenant:
                     raise _not_yours(named[at].field)
                 is_own[at] = is_own[at] or owner is not None or not is_strict
         for one, own in zip(named, is_own, strict=True):
@@ -430,7 +432,7 @@ class Ownership(CallFeature):
     async def _own(self, call: Call, rules: ObjectRules, target: Target, ids: Sequence[str]) -> None:
         if ids and not _is_callers_account(call, target):
             scope = rules.scopes[target.provider]
-            await result_or_default(self._objects.own([key_of(scope, id) for id in ids], call.tenant), None)
+            await result_or_default(self._objects.own([key_of(scope, id) for id in ids], call.request.tenant), None)
 
     async def _forget(self, call: Call, rules: ObjectRules, target: Target, id: str) -> None:
         if not rules.is_everybodys(id):
@@ -445,8 +447,8 @@ class Ownership(CallFeature):
         ask_again: Callable[[Call], Awaitable[Opened]],
     ) -> Opened:
         """Returns one page of the tenant's own objects, from as many pages of the provider's as it needs and may read."""
-        first, sent, attempt = opened, call.query, opened.attempt
-        filling = Filling(sent)
+        first, sent, attempt = opened, call.request, opened.attempt
+        filling = Filling(sent.query)
         try:
             while True:
                 page = read_page(opened.body)
@@ -459,7 +461,7 @@ class Ownership(CallFeature):
                 query = filling.next_query
                 if query is None:
                     break
-                call.query = query
+                call.send(replace(sent, query=query), call.parsed)
                 again = await ask_again(call)
                 attempt = again.attempt
                 if not isinstance(again, Whole) or again.status != 200:
@@ -468,7 +470,7 @@ class Ownership(CallFeature):
                     return again
                 opened = again
         finally:
-            call.query = sent
+            call.send(sent, call.parsed)
         # Without the headers that describe the provider's bytes.
         headers = [header for header in first.headers if header[0] not in _MARKS]
         return replace(first, attempt=attempt, headers=headers, body=filling.body())
@@ -480,7 +482,9 @@ class Ownership(CallFeature):
             return [True] * len(items)
         ids = [id_of(item) for item in items]
         owners = await self._owners(rules.scopes[target.provider], ids)
-        is_own = [owner == call.tenant or rules.is_everybodys(id) for id, owner in zip(ids, owners, strict=True)]
+        is_own = [
+            owner == call.request.tenant or rules.is_everybodys(id) for id, owner in zip(ids, owners, strict=True)
+        ]
         if concern.place is not None:
             # What an object of the caller's own shows in the list is the caller's, too.
             kind, own_items = (
@@ -493,18 +497,19 @@ class Ownership(CallFeature):
 
     def _rename_key(self, call: Call) -> None:
         """Makes the `Idempotency-Key` unique per tenant, for two tenants of one account may send the same."""
-        if any(_is_callers_account(call, target) for target in call.model.plan):
+        if any(_is_callers_account(call, target) for target in call.route.model.plan):
             return
-        call.headers = [
-            (name, own_idempotency_key(value, call.tenant) if name == IDEMPOTENCY_KEY else value)
-            for name, value in call.headers
+        headers = [
+            (name, own_idempotency_key(value, call.request.tenant) if name == IDEMPOTENCY_KEY else value)
+            for name, value in call.request.headers
         ]
+        call.send(replace(call.request, headers=headers), call.parsed)
 
 
 def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:
     """Returns the scope of ids for each place that the call may use, and whether its account is shared by tenants."""
     scopes: dict[bytes, bool] = {}
-    for target in (*call.model.plan, *call.model.context_plan):
+    for target in (*call.route.model.plan, *call.route.model.context_plan):
         scope = rules.scopes[target.provider]
         scopes[scope] = scopes.get(scope, False) or not _is_callers_account(call, target)
     return [*scopes.items()]
@@ -512,17 +517,17 @@ def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:
 
 def _endpoint_of(call: Call) -> str:
     """Returns the name by which the places of ids in the call's body are looked up."""
-    name = call.endpoint.name
-    if call.endpoint.request == "any":
-        return endpoint_of(call.path)
+    name = call.request.endpoint.name
+    if call.request.endpoint.request == "any":
+        return endpoint_of(call.request.path)
     return "messages" if name == "count_tokens" else name
 
 
 def _is_callers_account(call: Call, target: Target) -> bool:
     """Returns whether the caller's own credential decides which objects are visible."""
-    if call.credential is None or target.name in call.model.without_caller_credential:
+    if call.request.credential is None or target.name in call.route.model.without_caller_credential:
         return False
-    return call.policy.providers[target.provider].is_callers
+    return call.route.policy.providers[target.provider].is_callers
 
 
 def _not_yours(field: str) -> NotFound:

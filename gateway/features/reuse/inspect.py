@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.call import Call, CallRecord
+from gateway.core.call import Call, CallRecord, CallRoute, Request
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.metrics import Counts, Levels, MetricTable
@@ -95,8 +95,8 @@ class CacheInspector:
         if flight is None:
             replay.why.append("single_flight: nobody asks the same at this moment")
         else:
-            replay.result, replay.layer, replay.source = "coalesced", "single_flight", flight.call.id
-            replay.why.append(f"single_flight: {flight.call.id} asks the same at this moment")
+            replay.result, replay.layer, replay.source = "coalesced", "single_flight", flight.call.request.id
+            replay.why.append(f"single_flight: {flight.call.request.id} asks the same at this moment")
 
     def _explain_exact(self, call: Call, kept: Kept | None, replay: CacheOutcome, rule: ExactRule) -> None:
         wall = self._clock.wall()
@@ -124,12 +124,10 @@ class CacheInspector:
     def _call(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Call:
         policy, name = self._policy(), str(body.get("model", ""))
         now = self._clock.monotonic()
-        return Call(
+        key = next((key for key in policy.keys.values() if key.tenant == tenant), policy.anonymous)
+        request = Request(
             id="explained",
             endpoint=endpoint,
-            policy=policy,
-            key=next((key for key in policy.keys.values() if key.tenant == tenant), policy.anonymous),
-            model=_model(policy, name),
             model_name=name,
             body=_written(body),
             stream=bool(body.get("stream")),
@@ -143,8 +141,9 @@ class CacheInspector:
             deadline_is_callers=False,
             path=endpoint.path,
             tenant=tenant,
-            parsed=body,
         )
+        route = CallRoute(policy, key, _model(policy, name), endpoint, has_own_credential=False, is_internal=True)
+        return Call(request, route, body)
 
 
 def _written(body: dict[str, Any]) -> bytes:
@@ -168,7 +167,7 @@ def _model(policy: PolicySnapshot, name: str) -> Model:
 
 
 def _why_not(call: Call) -> str:
-    caching = CACHING.of(call.model)
+    caching = CACHING.of(call.route.model)
     return f"the set {caching.name!r} of cache.yaml has coalesce: {caching.coalesce}, exact.requests: {caching.exact.requests}"
 
 
@@ -243,7 +242,7 @@ class Savings:
         if replay is None:
             return
         self._remember(call, replay)
-        names = call.model.name, call.key.name
+        names = call.route.model.name, call.route.key.name
         rows = self._rows.get(names)
         if rows is None:
             rows = self._rows[names] = {}
@@ -278,13 +277,13 @@ class Savings:
 
     def _remember(self, call: Call, replay: CacheOutcome) -> None:
         last = self._last
-        last.pop(call.id, None)
-        last[call.id] = (
+        last.pop(call.request.id, None)
+        last[call.request.id] = (
             _STORY_OF(replay),
-            call.endpoint.name,
-            call.model_name[:SHOWN_CHARACTERS],
-            call.key.name,
-            call.tenant,
+            call.request.endpoint.name,
+            call.request.model_name[:SHOWN_CHARACTERS],
+            call.route.key.name,
+            call.request.tenant,
         )
         if len(last) > MOST_REMEMBERED:
             del last[next(iter(last))]
@@ -342,13 +341,13 @@ class CacheMetrics(MetricTable):
             return
         for outcome in replay.tried:
             self.cache.totals[outcome] += 1
-        saved, model = replay.saved, record.call.model.name
+        saved, model = replay.saved, record.call.route.model.name
         if saved is None:
             return
         self.saved_tokens.totals[replay.layer, model, "input"] += saved.input
         self.saved_tokens.totals[replay.layer, model, "output"] += saved.output
         if replay.saved_usd is not None:
-            self.saved_usd.totals[replay.layer, model, record.call.key.name] += replay.saved_usd
+            self.saved_usd.totals[replay.layer, model, record.call.route.key.name] += replay.saved_usd
 
     def set_store(self, stats: Mapping[str, Mapping[str, int]]) -> None:
         """Sets what the store keeps now: entries and bytes of answers, records and vectors."""

@@ -18,11 +18,11 @@ from typing import Any
 
 import orjson
 
+from gateway.core.call import Call
 from gateway.core.errors import CallerFault, GatewayError
 from gateway.core.openai.bodies import MultipartError, boundary_of
 from gateway.core.openai.headers import ACCOUNTS
 from gateway.core.openai.json_edit import outside_strings
-from gateway.core.snapshot import Request
 from gateway.features.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
 
 # --- the `Cache-Control` of requests and answers: what may be given, and for how long an answer is fresh ---
@@ -145,15 +145,15 @@ def digest(*parts: bytes) -> bytes:
     return sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts])).digest()
 
 
-def canonical(request: Request, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
+def canonical(call: Call, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
     """Returns the body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
 
     A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again, or
     large: programs write it the same way again. For one that is not parsed its digest stands.
     """
-    if len(request.body) > LARGE_BYTES:
-        return request.body if request.large is None else request.large.digest or request.body
-    return _sorted(parsed, left_out) if reads_one_way(request.body, parsed) else request.body
+    if len(call.request.body) > LARGE_BYTES:
+        return call.request.body if call.request.large is None else call.request.large.digest or call.request.body
+    return _sorted(parsed, left_out) if reads_one_way(call.request.body, parsed) else call.request.body
 
 
 def reads_one_way(body: bytes, parsed: dict[str, Any]) -> bool:
@@ -178,31 +178,31 @@ def _sorted(parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
     return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
 
 
-def owner_of(request: Request) -> bytes:
+def owner_of(call: Call) -> bytes:
     """Returns the answer's owner: the tenant, or for a caller's own credential that caller, in one account."""
-    if request.credential is None:
-        return digest(request.tenant.encode())
-    accounts = [header for header in _telling(request) if header[0] in ACCOUNTS]
-    return digest(request.tenant.encode(), request.credential, *_flat(accounts))
+    if call.request.credential is None:
+        return digest(call.request.tenant.encode())
+    accounts = [header for header in _telling(call) if header[0] in ACCOUNTS]
+    return digest(call.request.tenant.encode(), call.request.credential, *_flat(accounts))
 
 
-def exact_key(request: Request, parsed: dict[str, Any], caching: Caching) -> bytes:
+def exact_key(call: Call, parsed: dict[str, Any], caching: Caching) -> bytes:
     """Returns a key, equal for two calls whose answers may stand for each other, also converted between stream and whole."""
-    left_out = NOT_OF_THE_QUESTION if request.endpoint.name in CONVERTIBLE else frozenset()
+    left_out = NOT_OF_THE_QUESTION if call.request.endpoint.name in CONVERTIBLE else frozenset()
     if caching.exact.ignore:
         left_out |= caching.exact.ignore
-    return partition_key(request, caching, canonical(request, parsed, left_out))
+    return partition_key(call, caching, canonical(call, parsed, left_out))
 
 
-def partition_key(request: Request, caching: Caching, rest: bytes) -> bytes:
+def partition_key(call: Call, caching: Caching, rest: bytes) -> bytes:
     """Returns the exact key for a request without its last question."""
-    credential = b"" if request.credential is None else sha256(request.credential).digest()
-    place: tuple[str, ...] = request.path, request.model.name, request.model_name, caching.version
-    if request.model.on_loss == "refuse":  # others' answers may be to less than what was asked
+    credential = b"" if call.request.credential is None else sha256(call.request.credential).digest()
+    place: tuple[str, ...] = call.request.path, call.route.model.name, call.request.model_name, caching.version
+    if call.route.model.on_loss == "refuse":  # others' answers may be to less than what was asked
         place = *place, "lossless"
-    headers = _telling(request)
+    headers = _telling(call)
     telling = tuple(_flat(headers)) if headers else ()
-    return sha256(_whose(request.tenant, credential, request.query, place, telling) + rest).digest()
+    return sha256(_whose(call.request.tenant, credential, call.request.query, place, telling) + rest).digest()
 
 
 @lru_cache(maxsize=1024)
@@ -211,40 +211,45 @@ def _whose(tenant: str, credential: bytes, query: bytes, place: tuple[str, ...],
     return digest(tenant.encode(), credential, query, *(part.encode() for part in place), *telling)
 
 
-def flight_key(request: Request, parsed: dict[str, Any], exact: bytes) -> bytes:
+def flight_key(call: Call, parsed: dict[str, Any], exact: bytes) -> bytes:
     """Returns a key, equal for two calls whose answers are the same byte for byte."""
-    if not request.stream:
+    if not call.request.stream:
         return exact
     try:
         options = _sorted({"options": parsed.get("stream_options")})
     except TypeError:
-        options = canonical(request, {})
+        options = canonical(call, {})
     return digest(exact, b"stream", options)
 
 
-def record_key(request: Request, idempotency_key: bytes) -> bytes:
+def record_key(call: Call, idempotency_key: bytes) -> bytes:
     """Returns the id of the record for this owner's `Idempotency-Key`: its digest, and 8 bytes that name the tenant."""
-    return digest(b"record", owner_of(request), idempotency_key) + digest(b"tenant", request.tenant.encode())[:8]
+    return digest(b"record", owner_of(call), idempotency_key) + digest(b"tenant", call.request.tenant.encode())[:8]
 
 
-def fingerprint(request: Request) -> bytes:
+def fingerprint(call: Call) -> bytes:
     """Returns the digest of all that a repetition of an `Idempotency-Key` must repeat: the path and the whole body.
 
     And that nothing may be lost of it: who says so gets no answer to less.
     The boundary of a multipart body does not count: clients draw it anew each time they send.
     """
-    body = canonical(request, request.parsed) if request.parsed is not None else _multipart(request)
-    edits = [repr(target.edits).encode() for target in request.model.plan if target.edits is not None]
-    if request.model.on_loss == "refuse":
+    body = canonical(call, call.parsed) if call.parsed is not None else _multipart(call)
+    edits = [repr(target.edits).encode() for target in call.route.model.plan if target.edits is not None]
+    if call.route.model.on_loss == "refuse":
         edits.append(b"lossless")
     return digest(
-        *edits, request.method.encode(), request.path.encode(), request.query, *_flat(_telling(request)), body
+        *edits,
+        call.request.method.encode(),
+        call.request.path.encode(),
+        call.request.query,
+        *_flat(_telling(call)),
+        body,
     )
 
 
-def _telling(request: Request) -> list[tuple[bytes, bytes]]:
+def _telling(call: Call) -> list[tuple[bytes, bytes]]:
     """Returns the headers that change the question, by name; those of one name keep their order, which may matter."""
-    headers = [header for header in request.headers if header[0].startswith(TELLING)]
+    headers = [header for header in call.request.headers if header[0].startswith(TELLING)]
     return sorted(headers, key=_BY_NAME) if headers else headers
 
 
@@ -252,15 +257,15 @@ def _flat(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
     return [part for header in headers for part in header]
 
 
-def _multipart(request: Request) -> bytes:
+def _multipart(call: Call) -> bytes:
     """Returns the digest of a multipart body's parts, in a form that no other body has."""
-    if request.large is not None and request.large.digest:
-        return request.large.digest
+    if call.request.large is not None and call.request.large.digest:
+        return call.request.large.digest
     try:
-        boundary = boundary_of(dict(request.headers).get(b"content-type", b""))
+        boundary = boundary_of(dict(call.request.headers).get(b"content-type", b""))
     except MultipartError:
-        return request.body
-    return digest(*(b"\r\n" + request.body).split(b"\r\n--" + boundary))
+        return call.request.body
+    return digest(*(b"\r\n" + call.request.body).split(b"\r\n--" + boundary))
 
 
 # --- refusals of requests whose key or directives cannot be met ---

@@ -85,8 +85,8 @@ def plan_reuse(call: Call, semantic: SemanticLayer | None) -> ReusePlan | None:
     This is decided once, when the call comes in, from the policy, the headers and the body. Most calls have nothing to reuse,
     and that is found out in a microsecond.
     """
-    parsed, caching = call.parsed, CACHING.of(call.model)
-    if call.endpoint.request == "any":
+    parsed, caching = call.parsed, CACHING.of(call.route.model)
+    if call.request.endpoint.request == "any":
         return None
     key = control = None
     if call.slots is not None:
@@ -96,19 +96,19 @@ def plan_reuse(call: Call, semantic: SemanticLayer | None) -> ReusePlan | None:
         # Only single flight is left, which the policy may exclude for this call, too.
         if parsed is None or caching.coalesce == "off":
             return None
-        if caching.coalesce == "deterministic" and not is_deterministic(call.endpoint.name, parsed):
+        if caching.coalesce == "deterministic" and not is_deterministic(call.request.endpoint.name, parsed):
             return None
     is_keyed = key is not None and caching.keep_s > 0
     is_shared = is_kept = means = False
     if parsed is not None:
-        name = call.endpoint.name
+        name = call.request.endpoint.name
         is_shared = applies(caching.coalesce, name, parsed)
         is_kept = applies(caching.exact.requests, name, parsed)
         means = semantic is not None and caching.semantic is not None and applies("always", name, parsed)
     directives = ANYTHING if control is None else read_directives(control)
     if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
         return None
-    plan = ReusePlan(caching, directives, call.body, is_kept=is_kept)
+    plan = ReusePlan(caching, directives, call.request.body, is_kept=is_kept)
     if parsed is not None and (is_shared or is_kept or means):
         plan.exact = exact_key(call, parsed, caching)
         variant = VARIANT.find(call)
@@ -258,7 +258,7 @@ class ReuseLayers:
             if kept is not None or claim.state != "running":
                 return kept
             now = self._clock.monotonic()
-            if now >= call.deadline:
+            if now >= call.request.deadline:
                 raise key_in_use()
             pause_s = min(max(POLL_S, (now - began_at) / 2), LONGEST_POLL_S, claim.lease_left_s)
             await self._clock.sleep(max(0.001, pause_s))
@@ -328,9 +328,9 @@ class ReuseLayers:
         call.outcome = kept.outcome
         shared = replay_headers(call, kept)
         headers = [*shared, *answer_headers(call, self._clock.monotonic())]
-        pace_s = CACHING.of(call.model).exact.pace_s
+        pace_s = CACHING.of(call.route.model).exact.pace_s
         reply = Reply(kept.status, headers, body, shared=shared)
-        if pace_s and call.stream and is_stream(shared):
+        if pace_s and call.request.stream and is_stream(shared):
             reply.chunks, reply.body = self._paced(body, pace_s), b""
         return reply
 
@@ -438,9 +438,9 @@ def is_terminal(call: Call, status: int) -> bool:
 
 def is_worth_keeping(call: Call, plan: ReusePlan, reply: Reply, body: bytes) -> bool:
     """Returns whether other calls may get the answer: a complete one that is marked as complete itself."""
-    if call.body is not plan.body:  # a feature has changed what was asked for: it is no answer to the question
+    if call.request.body is not plan.body:  # a feature has changed what was asked for: it is no answer to the question
         return False
-    return is_success(call, reply.status) and ends_well(call.endpoint.name, is_stream(reply.shared), body)
+    return is_success(call, reply.status) and ends_well(call.request.endpoint.name, is_stream(reply.shared), body)
 
 
 def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
@@ -455,11 +455,11 @@ def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
         headers=[header for header in reply.shared if header[0] in OF_THE_ANSWER],
         body=body,
         is_stream=is_stream(reply.shared),
-        endpoint=call.endpoint.name,
-        model=call.model_name,
-        tenant=call.tenant,
+        endpoint=call.request.endpoint.name,
+        model=call.request.model_name,
+        tenant=call.request.tenant,
         group="",
-        source=call.id,
+        source=call.request.id,
         target=last.target.name if last is not None else replay.target,
         stored_at=wall,
         fresh_until=wall,
@@ -479,7 +479,7 @@ def in_form(call: Call, kept: Kept) -> bytes | None:
     """
     if _has_one_form(kept):
         return kept.body
-    if not call.stream:
+    if not call.request.stream:
         return as_whole(kept.endpoint, kept.body, kept.usage_event) if kept.is_stream else kept.body
     wants = wants_usage(call)
     if not kept.is_stream:
@@ -508,11 +508,13 @@ class Forms:
 
     def body(self, call: Call, kept: Kept) -> bytes | None:
         """Returns the stored body in the form that the call asks for; None: it cannot be converted."""
-        if not (call.stream or kept.is_stream):
+        if not (call.request.stream or kept.is_stream):
             return kept.body  # the usual case
-        if len(kept.body) < SMALL_BYTES or (kept.is_stream == call.stream and kept.includes_usage == wants_usage(call)):
+        if len(kept.body) < SMALL_BYTES or (
+            kept.is_stream == call.request.stream and kept.includes_usage == wants_usage(call)
+        ):
             return in_form(call, kept)
-        form = sha256(kept.body + kept.usage_event).digest(), kept.endpoint, call.stream, wants_usage(call)
+        form = sha256(kept.body + kept.usage_event).digest(), kept.endpoint, call.request.stream, wants_usage(call)
         if form in self._made:
             self._made.move_to_end(form)
             return self._made[form]
@@ -536,11 +538,11 @@ def _size(made: bytes | None) -> int:
 
 def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
     """Returns those headers of a stored answer that are not about this one call."""
-    if kept.is_stream == call.stream or _has_one_form(kept):
+    if kept.is_stream == call.request.stream or _has_one_form(kept):
         headers = list(kept.headers)
     else:
         headers = [header for header in kept.headers if header[0] != b"content-type"]
-        headers.append(EVENT_STREAM if call.stream else JSON)
+        headers.append(EVENT_STREAM if call.request.stream else JSON)
     replay = OUTCOME.find(call)
     if replay is not None and replay.layer == "idempotency":
         headers.append(IDEMPOTENT)

@@ -18,12 +18,12 @@ from gateway.core.call import (
     Call,
     CallFeature,
     CallRecord,
+    CallRoute,
     ErrorAnswer,
     Headers,
     Open,
     Opened,
     Reply,
-    RouteFacts,
     Serve,
 )
 from gateway.core.clock import Clock
@@ -114,16 +114,16 @@ class Replays(OutcomeTrail):
             self._accounts.settle(call, reply.status, "ok")
         return reply
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where the cache rules of the model, or the call, have answers reused."""
-        if facts.endpoint.request != "any":
+        if route.endpoint.request != "any":
             if not requested.isdisjoint(self.options):
                 return self._requested
-            caching = CACHING.of(facts.model)
+            caching = CACHING.of(route.model)
             if caching.exact.requests != "off" or caching.semantic is not None:
                 return self
             if caching.coalesce != "off":
-                return EqualCalls(self, self._note, caching.coalesce, facts.endpoint.name)
+                return EqualCalls(self, self._note, caching.coalesce, route.endpoint.name)
         # Another product that the call asks for may spare it its provider.
         return self._trail if requested else None
 
@@ -193,7 +193,7 @@ class Replays(OutcomeTrail):
         if shared is None or not shared.takes_readers or shared.call is call:
             return None
         # A leader in a lower lane may still have to wait behind other calls of that lane.
-        if not shared.has_begun and LANES.index(call.lane) < LANES.index(shared.call.lane):
+        if not shared.has_begun and LANES.index(call.request.lane) < LANES.index(shared.call.request.lane):
             return None
         return shared
 
@@ -273,7 +273,7 @@ class RequestedReplays(OutcomeTrail):
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Notes what the headers say. Raises InvalidRequest for an `Idempotency-Key` that is none."""
-        key, control = read_idempotency_key(headers, call.endpoint), headers.get(b"cache-control")
+        key, control = read_idempotency_key(headers, call.request.endpoint), headers.get(b"cache-control")
         if key is not None:
             SENT_KEY.put(call, key)
         if control is not None:

@@ -345,13 +345,13 @@ class SingleFlight:
         reader = shared.enter()
         since = self._clock.monotonic()
         timer = None
-        if call.deadline_is_callers and not is_own:
-            timer = self._clock.call_at(call.deadline, lambda: time_is_up(reader))
+        if call.request.deadline_is_callers and not is_own:
+            timer = self._clock.call_at(call.request.deadline, lambda: time_is_up(reader))
         try:
             await shared.opened(reader)
         except GatewayError as error:
             self._leave(call, shared, reader, CLIENT_GONE)
-            is_late = call.deadline_is_callers and self._clock.monotonic() >= call.deadline
+            is_late = call.request.deadline_is_callers and self._clock.monotonic() >= call.request.deadline
             if is_own or is_late or isinstance(error, ShuttingDown) or not _is_others(error, shared.call, call):
                 raise
             return None
@@ -484,8 +484,8 @@ async def _close(reply: Reply) -> None:
 def _is_others(error: GatewayError, leader: Call, call: Call) -> bool:
     """Returns whether the leader failed for a reason of its own, which need not stop the follower."""
     if isinstance(error, OWN_LIMITS):
-        return leader.key.name != call.key.name
-    return isinstance(error, OUT_OF_TIME) and call.deadline > leader.deadline + ABOUT_AS_LONG_S
+        return leader.route.key.name != call.route.key.name
+    return isinstance(error, OUT_OF_TIME) and call.request.deadline > leader.request.deadline + ABOUT_AS_LONG_S
 
 
 def follow(call: Call, leader: Call) -> None:
@@ -493,7 +493,7 @@ def follow(call: Call, leader: Call) -> None:
     replay, leaders = OUTCOME.find(call) or OUTCOME.put(call, CacheOutcome()), OUTCOME.find(leader)
     is_stale = leaders is not None and leaders.result == "stale"
     replay.result, replay.layer = "stale" if is_stale else "coalesced", "single_flight"
-    replay.source = leader.id
+    replay.source = leader.request.id
     last = deciding_attempt(leader)
     replay.target = last.target.name if last is not None else leaders.target if leaders else ""
     replay.attempts = shown(leader.attempts, skips=leader.skips)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
-from gateway.core.call import Slot
+from gateway.core.call import Call, Slot
 from gateway.core.errors import CallerFault, GatewayError, InvalidRequest
-from gateway.core.snapshot import Key, Request
+from gateway.core.snapshot import Key
 from gateway.core.types import RawHeaders, Usage
 from gateway.features.reuse.keys import digest, fingerprint, owner_of
 from gateway.features.run_port import RunWords
@@ -544,6 +544,6 @@ def step_record(tenant: str, ask: StepRequest) -> bytes:
     )
 
 
-def step_fingerprint(request: Request) -> bytes:
+def step_fingerprint(call: Call) -> bytes:
     """Returns the digest of all that a repetition of a step must repeat: who asks, the path, and the whole body."""
-    return digest(fingerprint(request), owner_of(request))
+    return digest(fingerprint(call), owner_of(call))

@@ -24,8 +24,8 @@ from gateway.core.call import (
     NO_JOB,
     Call,
     CallFeature,
+    CallRoute,
     Reply,
-    RouteFacts,
     Serve,
     deciding_attempt,
 )
@@ -89,20 +89,20 @@ class StepCalls(CallFeature):
         self._running: set[asyncio.Task[None]] = set()
         self.kept = StepStore(clock)
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that name a step."""
         return None if requested.isdisjoint(self.options) else self
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Notes which step of its run the call is. Raises InvalidRequest, or JobsOff where no steps are remembered."""
-        if call.method != "POST":
+        if call.request.method != "POST":
             return
-        if not JOB_SETTINGS.of(call.policy).is_on:
+        if not JOB_SETTINGS.of(call.route.policy).is_on:
             raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
         part = PART.find(call)
         step = read_step(headers, "" if part is None else part.run)
-        if call.model.answered_by:  # such as a pipeline, which remembers its own steps
-            raise not_a_step(call.model.answered_by, "model")
+        if call.route.model.answered_by:  # such as a pipeline, which remembers its own steps
+            raise not_a_step(call.route.model.answered_by, "model")
         if part is not None:
             part.step, part.is_durable = step, True
             NO_JOB.put(call, not_a_step)
@@ -118,7 +118,7 @@ class StepCalls(CallFeature):
     async def _serve(self, call: Call, ask: StepRequest, next: Serve) -> Reply:
         """Returns the step's answer; the account is settled in any case. Raises as the pipeline does."""
         try:
-            record, fingerprint = step_record(call.tenant, ask), step_fingerprint(call)
+            record, fingerprint = step_record(call.request.tenant, ask), step_fingerprint(call)
             while True:
                 shared = self._flights.get(record)
                 if shared is None:
@@ -159,11 +159,11 @@ class StepCalls(CallFeature):
 
     async def _until_over(self, call: Call, ask: StepRequest, shared: SharedAnswer) -> None:
         """Waits until a step that is being run is not any more. Raises StepRunning at the call's deadline."""
-        left_s = call.deadline - self._clock.monotonic()
+        left_s = call.request.deadline - self._clock.monotonic()
         if left_s <= 0:
             raise _running(ask)
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self._clock.call_at(call.deadline, lambda: _wake(over))
+        timer = self._clock.call_at(call.request.deadline, lambda: _wake(over))
         try:
             await asyncio.wait([one for one in (shared.task, over) if one is not None], return_when="FIRST_COMPLETED")
         except asyncio.CancelledError as stopped:
@@ -188,7 +188,9 @@ class StepCalls(CallFeature):
     async def _run(self, own: SharedAnswer, ask: StepRequest, record: bytes, next: Serve) -> None:
         """Gets the step's answer, from the store or by running its call, and has it kept."""
         call = own.call
-        claim = ReusePlan(CACHING.of(call.model), ANYTHING, call.body, record=record, fingerprint=own.fingerprint)
+        claim = ReusePlan(
+            CACHING.of(call.route.model), ANYTHING, call.request.body, record=record, fingerprint=own.fingerprint
+        )
         lease: RecordClaim | None = None
         with self._flights.leading(own):
             try:
@@ -224,7 +226,7 @@ class StepCalls(CallFeature):
                 claim.fence = found.fence
                 return await self.kept.find(call, ask, claim.record)  # by whom it was claimed until just now
             # Another process runs it, and keeps the answer before it gives up its claim; if it has died, the lease ends.
-            if self._clock.monotonic() >= call.deadline:
+            if self._clock.monotonic() >= call.request.deadline:
                 raise _running(ask)
             await self._clock.sleep(pause_s)
             pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
@@ -261,7 +263,7 @@ class StepCalls(CallFeature):
         step = stored_step(own.call, ask, own.fingerprint, reply, body, self._clock.wall())
         keep = partial(self.kept.keep, step, record, replaces=replaces)
         write_behind = self.kept.write_behind
-        kept = await (keep() if write_behind is None else write_behind(own.call.tenant, ask.run, keep))
+        kept = await (keep() if write_behind is None else write_behind(own.call.request.tenant, ask.run, keep))
         return None if kept == step else kept
 
     async def _give_whole(
@@ -282,7 +284,7 @@ class StepCalls(CallFeature):
         """Passes a stream on as it comes, but for its end, which goes on once all of it is kept."""
         assert reply.chunks is not None  # noqa: S101  # that is why it is a stream
         own.begin(reply)
-        ends_in_words = is_stream(reply.shared) and own.call.endpoint.shape.stream != "other"
+        ends_in_words = is_stream(reply.shared) and own.call.request.endpoint.shape.stream != "other"
         ending = LastWord() if ends_in_words else None
         held, passed_on, size = b"", bytearray(), 0
         try:
@@ -381,7 +383,7 @@ class StepStore:
             held = self._held.get(record)
             if held is not None:  # the last answer of the step, whatever is kept of it
                 await self._keep_held(held, record)
-            found = await store.runs.find_step(call.tenant, ask.run, ask.step)
+            found = await store.runs.find_step(call.request.tenant, ask.run, ask.step)
         except JobsUnavailable as trouble:
             raise _refusal(is_held=record in self._held) from trouble
         if found is None and not store.is_well:
@@ -486,7 +488,7 @@ def is_kept(call: Call, reply: Reply, body: bytes) -> bool:
     """
     if not is_terminal(call, reply.status) or INVALID_ANSWER.find(call):
         return False
-    if call.endpoint.name != "responses" or reply.status >= 300:
+    if call.request.endpoint.name != "responses" or reply.status >= 300:
         return True
     if reply.chunks is not None:
         return last_response(body) is not None
@@ -499,22 +501,22 @@ def stored_step(call: Call, ask: StepRequest, fingerprint: bytes, reply: Reply, 
     replay = OUTCOME.find(call)
     is_cached = replay is not None and bool(replay.layer)
     about = StepAbout(
-        tenant=call.tenant,
+        tenant=call.request.tenant,
         run=ask.run,
         step=ask.step,
         fingerprint=fingerprint,
         status=reply.status,
         headers=[header for header in reply.shared if header[0] in OF_THE_ANSWER],
         is_stream=is_stream(reply.shared),
-        endpoint=call.endpoint.name,
+        endpoint=call.request.endpoint.name,
         usage=call.usage or (replay.saved if replay is not None else None),
         cost_usd=0.0 if is_cached else last.cost_usd if last is not None else None,
-        model=call.model_name,
+        model=call.request.model_name,
         target=last.target.name if last is not None else replay.target if replay is not None else "",
-        source=call.id,
+        source=call.request.id,
         outcome=str(call.outcome),
         created_at=wall,
-        keep_until=wall + KEEP_RUNS_S.of(call.policy),
+        keep_until=wall + KEEP_RUNS_S.of(call.route.policy),
         bytes=len(body),
     )
     return StoredStep(about, body)

@@ -15,10 +15,11 @@ import heapq
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from gateway.core.call import Call, CallFeature, CallRecord, Reply, RouteFacts, Serve
+from gateway.core.call import Call, CallFeature, CallRecord, CallRoute, Reply, Serve
 from gateway.core.clock import Clock
 from gateway.core.ledger import CostEstimates
 from gateway.core.request_fields import METADATA
@@ -114,7 +115,7 @@ class RunTable:
         part = PART.find(call)
         if part is None or not part.run:
             return
-        live = self._cache.live(key := (call.tenant, part.run))
+        live = self._cache.live(key := (call.request.tenant, part.run))
         if part.is_durable:  # a replayed step did not enter
             self._make_durable(live)
         if part.is_in:
@@ -123,7 +124,7 @@ class RunTable:
                 live.in_flight -= 1
         at_ms = int(self._clock.wall() * 1000 + 0.5)
         if not live.first_ms:
-            live.first_ms = at_ms - round((self._clock.monotonic() - call.received_at) * 1000)
+            live.first_ms = at_ms - round((self._clock.monotonic() - call.request.received_at) * 1000)
         if part.lost_tries and cost_usd:  # each may have cost as much as the one that came to an end
             wasted_usd += part.lost_tries * cost_usd
         live.add(call, part, outcome, at_ms, cost_usd, wasted_usd)
@@ -505,18 +506,18 @@ class RunBudget(CallFeature):
     name = "workflows"
     options: frozenset[bytes] = HEADERS | {METADATA, BAGGAGE}
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that may be parts of a run."""
-        return self if KEY_WORKFLOW.of(facts.key) or not requested.isdisjoint(self.options) else None
+        return self if KEY_WORKFLOW.of(route.key) or not requested.isdisjoint(self.options) else None
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Notes of which run the call is a part, where it says so. Raises InvalidRequest."""
-        workflows, parsed = WORKFLOWS.of(call.policy), call.parsed
+        workflows, parsed = WORKFLOWS.of(call.route.policy), call.parsed
         if self._parts.workflows is not workflows:
             self._parts = RunParts(workflows)
         if BAGGAGE in headers:
-            call.headers = without_own_baggage(call.headers)
-        part = self._parts.find(call.key, headers, None if parsed is None else parsed.get("metadata"))
+            call.send(replace(call.request, headers=without_own_baggage(call.request.headers)), parsed)
+        part = self._parts.find(call.route.key, headers, None if parsed is None else parsed.get("metadata"))
         if part is not None:
             PART.put(call, part)
 
@@ -545,12 +546,12 @@ class RunBudget(CallFeature):
             return
         rules = part.rules
         if rules is None or not rules.has_budget:
-            self.table.enter(call.tenant, part)
+            self.table.enter(call.request.tenant, part)
             return
-        _check(await self.table.known(call.tenant, part), part, rules)
+        _check(await self.table.known(call.request.tenant, part), part, rules)
         if rules.usd_per_run is not None and rules.reserves:
             part.reserved = units(self._costs.price(call, rules.usd_per_run).most)
-        self.table.enter(call.tenant, part).reserved += part.reserved
+        self.table.enter(call.request.tenant, part).reserved += part.reserved
 
 
 def _check(live: ActiveRun, part: RunPart, rules: WorkflowRules) -> None:

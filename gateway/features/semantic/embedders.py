@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.core.call import Call, Reply
+from gateway.core.call import Call, CallRoute, Reply, Request
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, GatewayError, KeyRateLimited
 from gateway.core.snapshot import Model, PolicySnapshot
@@ -87,7 +87,7 @@ class ConfigEmbedder:
 
     async def embed(self, text: str, call: Call) -> Sequence[float] | None:
         """Returns the vector of a text; None if the provider refuses this text."""
-        model = call.policy.find_model(self._model)
+        model = call.route.policy.find_model(self._model)
         if model is None:
             raise EmbeddingFailed(f"the config has no model {self._model}")
         try:
@@ -99,7 +99,7 @@ class ConfigEmbedder:
             raise EmbeddingFailed(f"{error.code or error.type}: {error}") from error
         if reply.status in TEXTS_OWN_FAULT:
             return None
-        if reply.status in (401, 403) and call.credential is not None:
+        if reply.status in (401, 403) and call.request.credential is not None:
             raise EmbeddingDenied(f"status {reply.status} for the caller's own credential")
         if reply.status != 200:
             raise EmbeddingFailed(f"status {reply.status}")
@@ -111,28 +111,29 @@ class ConfigEmbedder:
             body["dimensions"] = self._dimensions
         now = self._clock.monotonic()
         bound = model.model_for_caller_credentials or model
-        is_shown = call.credential is not None and _is_same_house(call, bound)
-        return Call(
-            id=f"{call.id}-embedding",
+        is_shown = call.request.credential is not None and _is_same_house(call, bound)
+        request = Request(
+            id=f"{call.request.id}-embedding",
             endpoint=EMBEDDINGS,
-            policy=call.policy,
-            key=call.key,
-            model=bound if is_shown else model,
             model_name=self._model,
             body=_json(body),
             stream=False,
             stream_options=None,
             model_span=None,
             headers=JSON_HEADERS.copy(),
-            credential=call.credential if is_shown else None,
-            lane=call.lane,
+            credential=call.request.credential if is_shown else None,
+            lane=call.request.lane,
             received_at=now,
             deadline=now + DEADLINE_S,
             deadline_is_callers=False,
             path=EMBEDDINGS.path,
-            tenant=call.tenant,
-            parsed=body,
+            tenant=call.request.tenant,
         )
+        bound = bound if is_shown else model
+        route = CallRoute(
+            call.route.policy, call.route.key, bound, EMBEDDINGS, has_own_credential=is_shown, is_internal=True
+        )
+        return Call(request, route, body)
 
 
 def read_embedding(body: bytes) -> Sequence[float]:
@@ -169,11 +170,11 @@ async def _body_of(reply: Reply) -> bytes:
 
 def _is_same_house(call: Call, model: Model) -> bool:
     """Returns whether only providers of the caller's own call would get the caller's own credential."""
-    return _shown_to(call, model) <= _shown_to(call, call.model)
+    return _shown_to(call, model) <= _shown_to(call, call.route.model)
 
 
 def _shown_to(call: Call, model: Model) -> set[str]:
-    providers = call.policy.providers
+    providers = call.route.policy.providers
     return {
         one.provider
         for one in (*model.plan, *model.context_plan)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp
 
 from gateway.core import request_fields
 from gateway.core.call import Call
+from gateway.core.call import Request as CallRequest
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.http.writing import WholeResponse
@@ -116,12 +118,9 @@ class MergedLists:
         params = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         params.pop("after", None)
         task = asyncio.current_task()
-        return Call(
+        sent = CallRequest(
             id=new_request_id(),
             endpoint=request_fields.OTHER,
-            policy=policy,
-            key=key,
-            model=plan.model,
             model_name="",
             body=b"",
             stream=False,
@@ -137,9 +136,8 @@ class MergedLists:
             path=request_fields.passthrough_path(scope),
             query=urlencode({**params, "limit": str(limit)}).encode(),
             tenant=request_fields.choose_tenant(key, index),
-            task=task,
-            server=task,
         )
+        return Call(sent, replace(plan.route, is_internal=True), task=task, server=task)
 
 
 # --- batches as their pollers see them ---

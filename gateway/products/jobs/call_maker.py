@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.core import request_fields
-from gateway.core.call import Call
+from gateway.core.call import Call, Request
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.intake import refuse_other_readings
@@ -66,16 +66,13 @@ class CallMaker:
         if plan.is_restricted:
             refuse_other_readings(key, endpoint, peeked.parsed or (), request.body, dict(request.headers))
         now = self._clock.monotonic()
-        model, headers = plan.model, list(request.headers)
+        route, headers = replace(plan.route, is_internal=True), list(request.headers)
         if STRICT[0] in (index := dict(headers)):
-            model = request_fields.strictly(model, index)
+            route = replace(route, model=request_fields.strictly(route.model, index))
             headers = [header for header in headers if header[0] != STRICT[0]]
-        call = Call(
+        sent = Request(
             id=request.id,
             endpoint=endpoint,
-            policy=policy,
-            key=key,
-            model=model,
             model_name=peeked.model,
             body=request.body,
             stream=peeked.stream,
@@ -92,9 +89,9 @@ class CallMaker:
             tenant=request.tenant,
             max_tokens=peeked.max_tokens,
             thinks=peeked.thinks,
-            parsed=peeked.parsed,
             large=peeked.large,
         )
+        call = Call(sent, route, peeked.parsed)
         step = request.step
         output = None if step is None else step.output
         if self._output_rules is not None:

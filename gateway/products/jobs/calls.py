@@ -132,7 +132,7 @@ STRICT = b"x-gateway-strict", b"true"
 
 def headers_to_keep(call: Call) -> list[tuple[str, str]]:
     """Returns the headers of a call as a job keeps them."""
-    headers = [*call.headers, STRICT] if call.model.on_loss == "refuse" else call.headers
+    headers = [*call.request.headers, STRICT] if call.route.model.on_loss == "refuse" else call.request.headers
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 

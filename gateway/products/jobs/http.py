@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -107,8 +108,8 @@ class JobRoutes:
             part=self._runs.read_words(index),
         )
         call = await self._make_call(stored)
-        call.credential = credential
-        sent_key = read_idempotency_key(index, call.endpoint)
+        call.send(replace(call.request, credential=credential), call.parsed)
+        sent_key = read_idempotency_key(index, call.request.endpoint)
         if sent_key is not None:
             SENT_KEY.put(call, sent_key)
         accepted = await self._jobs.accept(call, options)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from gateway.core.call import NO_JOB, Call, CallFeature, Reply, RouteFacts, Serve, Slot
+from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.ledger import Accounts
@@ -44,11 +45,11 @@ class AsyncRequest(NamedTuple):
 ASYNC_REQUEST: Final[Slot[AsyncRequest]] = Slot("async_request")
 
 
-def may_become_job(facts: RouteFacts, requested: frozenset[bytes]) -> bool:
+def may_become_job(route: CallRoute, requested: frozenset[bytes]) -> bool:
     """Returns whether calls ask for a job, or their callers take one for an answer; not where a call is answered at once, or
     says a part of itself in its path, nor where a job makes it: that would become a job again, without end."""
-    is_possible = not facts.endpoint.is_no_job and not facts.is_internal
-    return is_possible and (ACCEPTS_202.of(facts.key) or PREFER in requested)
+    is_possible = not route.endpoint.is_no_job and not route.is_internal
+    return is_possible and (ACCEPTS_202.of(route.key) or PREFER in requested)
 
 
 class AsyncAnswers(CallFeature):
@@ -64,13 +65,13 @@ class AsyncAnswers(CallFeature):
         self._meter = meter
         self._clock = clock
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for calls that may become jobs."""
-        return self if may_become_job(facts, requested) else None
+        return self if may_become_job(route, requested) else None
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Reads whether the client takes a job for an answer."""
-        if PREFER in headers and call.endpoint.request != "any" and JOBS.of(call.policy).is_on:
+        if PREFER in headers and call.request.endpoint.request != "any" and JOBS.of(call.route.policy).is_on:
             wait_s = responds_async([(PREFER, headers[PREFER])])
             if wait_s is not None:
                 ASYNC_REQUEST.put(call, AsyncRequest(wait_s, headers))
@@ -107,7 +108,9 @@ class AsyncAnswers(CallFeature):
         """Takes the call as a job, and answers within `wait_s`. Raises GatewayError as `JobService.accept` does."""
         options = read_option_headers(index, self._clock.wall(), self._clock.ahead_s)
         accepted = await self._jobs.accept(call, options)
-        job, answer = await self._wait(accepted.job, min(wait_s, max(0.0, call.deadline - self._clock.monotonic())))
+        job, answer = await self._wait(
+            accepted.job, min(wait_s, max(0.0, call.request.deadline - self._clock.monotonic()))
+        )
         if answer is not None:
             return Reply(answer.status, [*stored_headers(job, answer), APPLIED], answer.body)
         headers = [*accepted_headers(job), APPLIED]
@@ -117,19 +120,19 @@ class AsyncAnswers(CallFeature):
 
     async def _in_place_of(self, call: Call, refusal: AdmissionDenied) -> Reply:
         """Takes a call that is refused as a job, and answers 202. Raises the refusal where that is not to be, or cannot."""
-        rules, code = JOB_RULES.of(call.model).degrade, refusal.code or ""
+        rules, code = JOB_RULES.of(call.route.model).degrade, refusal.code or ""
         if NO_JOB.find(call) is not None:
             raise refusal
-        if not ACCEPTS_202.of(call.key) or call.lane not in rules.lanes or code not in rules.when:
+        if not ACCEPTS_202.of(call.route.key) or call.request.lane not in rules.lanes or code not in rules.when:
             raise refusal
         try:
             job = await self._degraded.accept(call, refusal)
         except (AdmissionDenied, DedupeConflict):
             raise
         except GatewayError as trouble:
-            log.info("call %s cannot become a job: %s", call.id, trouble.message)
+            log.info("call %s cannot become a job: %s", call.request.id, trouble.message)
             raise refusal from None
-        log.info("call %s has become job %s: %s", call.id, job.id, code)
+        log.info("call %s has become job %s: %s", call.request.id, job.id, code)
         if self._meter is not None:
             self._meter.degraded(code)
         headers = [*accepted_headers(job), (b"x-gateway-degraded", code.encode())]
@@ -140,7 +143,7 @@ class AsyncAnswers(CallFeature):
 
         Raises KeyReused where that was another request.
         """
-        if not ACCEPTS_202.of(call.key) or call.lane not in JOB_RULES.of(call.model).degrade.lanes:
+        if not ACCEPTS_202.of(call.route.key) or call.request.lane not in JOB_RULES.of(call.route.model).degrade.lanes:
             return None
         try:
             job, answer = await self._degraded.find(call) or (None, None)

@@ -90,9 +90,9 @@ class JobService:
         would open its providers, because no credential is ever stored; WebhookNotAllowed.
         """
         refuse_callers_credential(call)
-        refuse_request_url(options.webhook, self._rules(), call.key)
+        refuse_request_url(options.webhook, self._rules(), call.route.key)
         store = await self._engine.store()
-        as_run = self._as_run if call.model.answered_by else None
+        as_run = self._as_run if call.route.model.answered_by else None
         job_id = job_id or new_id(JOB if as_run is None else RUN, self._draw(DRAW_BYTES))
         new = self._new_job(call, options, job_id, dedupes=dedupes)
         (accepted,) = await store.accept([new if as_run is None else as_run(new, call)])
@@ -175,16 +175,16 @@ class JobService:
         keyed = {} if key is None else {IDEMPOTENCY_KEY: key, FINGERPRINT: fingerprint_of(call)}
         dedupe_key = options.dedupe_key or (key if dedupes else None)
         words = self._runs.words_of(call)
-        endpoint, query = f"/v1{call.endpoint.path}", call.query.decode("latin-1")
+        endpoint, query = f"/v1{call.request.endpoint.path}", call.request.query.decode("latin-1")
         job = Job(
             id=job_id,
             kind=JobKind.CALL,
-            tenant=call.tenant,
-            key=call.key.name,
-            lane=call.lane,
-            segment=segment_of(rules.segments, None if call.model.answered_by else self._price_of(call)),
+            tenant=call.request.tenant,
+            key=call.route.key.name,
+            lane=call.request.lane,
+            segment=segment_of(rules.segments, None if call.route.model.answered_by else self._price_of(call)),
             is_urgent=options.priority >= URGENT_FROM,
-            model=call.model_name,
+            model=call.request.model_name,
             state=JobState.SCHEDULED if run_at > now else JobState.QUEUED,
             created_at=now,
             run_at=run_at,
@@ -203,11 +203,11 @@ class JobService:
         )
         return NewJob(
             job=job,
-            payload=call.body,
+            payload=call.request.body,
             fingerprint=_fingerprint(call, endpoint, _describe(options, query)) if dedupe_key else b"",
-            dedupe_key=_digest(call.tenant, "dedupe", dedupe_key) if dedupe_key else b"",
+            dedupe_key=_digest(call.request.tenant, "dedupe", dedupe_key) if dedupe_key else b"",
             dedupe_until=now + rules.dedupe_for_s,
-            debounce_key=_digest(call.tenant, "debounce", debounce.key) if debounce else b"",
+            debounce_key=_digest(call.request.tenant, "debounce", debounce.key) if debounce else b"",
             debounce_wait_s=debounce.wait_s if debounce else 0.0,
             debounce_max_s=debounce.max_s if debounce else 0.0,
         )
@@ -215,7 +215,7 @@ class JobService:
 
 def _fingerprint(call: Call, endpoint: str, parts: Sequence[object]) -> bytes:
     """Returns the digest of what a job is asked for, by which another request under its dedupe key is a conflict."""
-    return sha256(orjson.dumps([endpoint, call.lane, *parts]) + b"\0" + canonical(call.body)).digest()
+    return sha256(orjson.dumps([endpoint, call.request.lane, *parts]) + b"\0" + canonical(call.request.body)).digest()
 
 
 def fingerprint_of(call: Call) -> str:
@@ -223,17 +223,17 @@ def fingerprint_of(call: Call) -> str:
 
     What the edge has read of the body may have been freed while the call waited; then it is read once more.
     """
-    if call.parsed is None and len(call.body) <= LARGE_BYTES:
+    if call.parsed is None and len(call.request.body) <= LARGE_BYTES:
         with suppress(ValueError):  # multipart
-            call.parsed = orjson.loads(call.body)
+            call.parsed = orjson.loads(call.request.body)
     return fingerprint(call).hex()
 
 
 def refuse_callers_credential(call: Call) -> None:
     """Raises JobNeedsProviderKey for a call that came with a credential of the caller's own, which its providers would need."""
-    if call.credential is None:
+    if call.request.credential is None:
         return
-    group = bare_provider(call.policy, call.model)
+    group = bare_provider(call.route.policy, call.route.model)
     if group is not None:
         raise JobNeedsProviderKey(
             f"The provider '{group}' is paid with the caller's own credential here, and a job keeps none; set "
@@ -287,7 +287,7 @@ class DegradedCalls:
         record = record_key(call, key)
         for number in range(MOST_JOBS):
             try:
-                job, answer = await self._jobs.answer(derived_call_id(record, number), call.tenant)
+                job, answer = await self._jobs.answer(derived_call_id(record, number), call.request.tenant)
             except NotFound:
                 return None
             if self._jobs.stands(job):

@@ -516,7 +516,7 @@ def as_run(new: NewJob, call: Call) -> NewJob:
             f"A pipeline answers at {' and '.join(ENDPOINTS)}, not at {endpoint}.", param="model", code="not_supported"
         )
     _refuse_models(call, plan)
-    request = call.parsed if call.parsed is not None else orjson.loads(call.body)
+    request = call.parsed if call.parsed is not None else orjson.loads(call.request.body)
     payload = RunPayload(plan.name, plan.source, input_of(plan, request if isinstance(request, dict) else {}), endpoint)
     job = new.job
     about = {**job.about, PIPELINE_NAME: plan.name, DIGEST: plan.digest, "is_urgent": job.is_urgent}
@@ -526,14 +526,14 @@ def as_run(new: NewJob, call: Call) -> NewJob:
 
 def _refuse_models(call: Call, plan: PipelinePlan) -> None:
     """Raises where a step would be refused: before anything is paid for."""
-    policy, key = call.policy, call.key
+    policy, key = call.route.policy, call.route.key
     for name in plan.models:
         if key.allows is not None and not key.allows.match(name):
             raise Forbidden(
                 f"The key '{key.name}' may not use the model '{name}', which {plan.model_name} calls.", param="model"
             )
         model = policy.find_model(name)
-        group = bare_provider(policy, model) if call.credential is not None and model is not None else None
+        group = bare_provider(policy, model) if call.request.credential is not None and model is not None else None
         if group is not None:
             raise JobNeedsProviderKey(
                 f"The provider '{group}' is paid with the caller's own credential here, and a run keeps none; set "

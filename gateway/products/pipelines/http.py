@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.core.call import Call, CallFeature, Reply, RouteFacts, Serve, Slot
+from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.ledger import Accounts
 from gateway.core.render import error_object
@@ -53,20 +53,20 @@ class PipelineAnswers(CallFeature):
         self._accounts = accounts
         self._clock = clock
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself for models that are pipelines. Raises JobsUnavailable where there are no jobs."""
-        if PIPELINE not in facts.model.settings:
+        if PIPELINE not in route.model.settings:
             return None
-        if self._jobs is None or not JOBS.of(facts.policy).is_on:
+        if self._jobs is None or not JOBS.of(route.policy).is_on:
             raise JobsUnavailable(
-                f"{facts.model.name} is a pipeline, whose runs are jobs, and this gateway keeps none (jobs.store: off)."
+                f"{route.model.name} is a pipeline, whose runs are jobs, and this gateway keeps none (jobs.store: off)."
             )
         return self
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Reads how long the client waits."""
         wait_s = None
-        if b"prefer" in headers and not call.endpoint.is_no_job:
+        if b"prefer" in headers and not call.request.endpoint.is_no_job:
             wait_s = responds_async([(b"prefer", headers[b"prefer"])])
         RUN_REQUEST.put(call, RunRequest(NO_PREFERENCE if wait_s is None else wait_s, headers))
 
@@ -85,7 +85,7 @@ class PipelineAnswers(CallFeature):
         """
         options = read_option_headers(index, self._clock.wall(), self._clock.ahead_s)
         accepted = await jobs.accept(call, options)
-        left_s = max(0.0, call.deadline - self._clock.monotonic() - MARGIN_S)
+        left_s = max(0.0, call.request.deadline - self._clock.monotonic() - MARGIN_S)
         job, answer = await self._wait(jobs, accepted.job, left_s if wait_s < 0 else min(wait_s, left_s))
         if answer is not None:
             return Reply(answer.status, stored_headers(job, answer), answer.body)

@@ -182,15 +182,16 @@ class SocketTargets:
 
     def of(self, call: Call) -> Model:
         """Returns what the call's model is for a session. Raises InvalidRequest where none of its targets can have one."""
-        if self._policy is not call.policy or len(self._models) > MOST_MODELS:
-            self._policy, self._models = call.policy, {}
-        known = self._models.get(id(call.model))
+        policy, model = call.route.policy, call.route.model
+        if self._policy is not policy or len(self._models) > MOST_MODELS:
+            self._policy, self._models = policy, {}
+        known = self._models.get(id(model))
         if known is None:
-            known = self._models[id(call.model)] = (call.model, self._compile(call.model, call.policy))
+            known = self._models[id(model)] = (model, self._compile(model, policy))
         if not known[1].plan:
             raise InvalidRequest(
-                f"No target of '{call.model_name}' has realtime sessions{_reasons(call)}; name a model at OpenAI, Azure, or a "
-                "server that speaks their Realtime API.",
+                f"No target of '{call.request.model_name}' has realtime sessions{_reasons(call)}; name a model at OpenAI, "
+                "Azure, or a server that speaks their Realtime API.",
                 param="model",
                 code="unsupported_by_targets",
             )
@@ -218,8 +219,8 @@ class SocketTargets:
 
 def _reasons(call: Call) -> str:
     """Why, by provider: behind a colon, or nothing where there is none to tell of."""
-    providers = call.policy.providers
-    names = dict.fromkeys(target.provider for target in call.model.plan)
+    providers = call.route.policy.providers
+    names = dict.fromkeys(target.provider for target in call.route.model.plan)
     reasons = [f"the provider '{name}' {why_no_sessions(providers[name])}" for name in names]
     return f": {'; '.join(reasons)}" if reasons else ""
 
@@ -314,11 +315,12 @@ class RealtimeEndpoint:
         """The call that a handshake makes. Raises GatewayError."""
         model = _model_in(served.cycle.query)
         call = self._intake.without_body(served, Peeked(model, stream=True))
-        call.model = self._targets.of(call)
+        call.take(replace(call.route, model=self._targets.of(call)))
         names = offered.others + (offered.account if served.plan.passes_account else [])
-        call.headers = [header for header in call.headers if header[0] != b"content-type"]
+        headers = [header for header in call.request.headers if header[0] != b"content-type"]
         if names:
-            call.headers.append((HEADER, b", ".join(names)))
+            headers.append((HEADER, b", ".join(names)))
+        call.send(replace(call.request, headers=headers), call.parsed)
         return call
 
     def _switch(self, cycle: AnyCycle, session: RealtimeSession, reply: Reply, accept: bytes) -> None:
@@ -328,7 +330,7 @@ class RealtimeEndpoint:
         end = switch(cycle, accept, read_subprotocols(cycle.headers).others, headers, chosen)
         if end is None:
             return
-        self._intake.watch_messages(session.call.tenant, end)
+        self._intake.watch_messages(session.call.request.tenant, end)
         serving = ServedSession(session)
         self._inflight.serving.add(serving)
         session.on_over = lambda: self._inflight.serving.discard(serving)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from gateway.core.call import Call, ErrorAnswer, Opened, Reply, Stream
+from gateway.core.call import Call, ErrorAnswer, Opened, Reply, Stream, upstream_model
 from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.ledger import answer_headers, cost_usd, usage_usd
 from gateway.core.limits.estimate import Cost
@@ -19,7 +19,7 @@ from gateway.core.openai.usage import added
 from gateway.core.pipeline import Pipeline
 from gateway.core.relay import RawRelay
 from gateway.core.retry import Attempt
-from gateway.core.snapshot import PolicySnapshot, upstream_model
+from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.products.realtime.rules import error_event, is_read, output_in, read_event, usage_of_response
 
@@ -393,7 +393,7 @@ class RealtimeSessions:
         if session.attempt.reservation is not None:
             gate = session.attempt.reservation.gate
             gate.limits.charge(gate.charge(usage.input, None, usage.output, usage.cached), now)
-        limits = self._admission.keys.sets.get(call.key.name)
+        limits = self._admission.keys.sets.get(call.route.key.name)
         if limits is not None and call.key_cost is not None:
             limits.charge(Cost(0, usage.input, usage.output), now)
             reserved = call.key_cost  # so that the end corrects what was not charged yet
@@ -414,13 +414,13 @@ class RealtimeSessions:
 
     def _over_budget(self, session: RealtimeSession) -> str | None:
         call = session.call
-        budget_usd = call.key.budget_usd_per_day
+        budget_usd = call.route.key.budget_usd_per_day
         if budget_usd is None:
             return None
         usd = _usd_of(session)
         if not usd or self._admission.budgets.allows(call, usd):
             return None
-        return f"The key '{call.key.name}' has spent its budget of ${budget_usd:g} for today (UTC)."
+        return f"The key '{call.route.key.name}' has spent its budget of ${budget_usd:g} for today (UTC)."
 
     def traffic(self) -> dict[str, tuple[int, int, int, int]]:
         """Returns by target the open sessions, and the frames of clients, of the provider, and errors since the start."""
@@ -457,12 +457,12 @@ class RealtimeSessions:
     def _look_at_key(self, session: RealtimeSession, policy: PolicySnapshot) -> None:
         """Ends a session whose key is not one of the gateway's any more, or may not use the model."""
         call = session.call
-        if policy is call.policy or not call.policy.keys:
+        if policy is call.route.policy or not call.route.policy.keys:
             return
-        key = policy.keys.get(call.key.digest)
-        if key is not None and (key.allows is None or key.allows.match(call.model_name)):
+        key = policy.keys.get(call.route.key.digest)
+        if key is not None and (key.allows is None or key.allows.match(call.request.model_name)):
             return
-        why = f"The key '{call.key.name}' may not use this session any more."
+        why = f"The key '{call.route.key.name}' may not use this session any more."
         session.refuse(why, "invalid_api_key", "invalid_request_error")
 
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from gateway.core.call import NO_JOB, Call, CallFeature, Reply, RouteFacts, Serve, Slot
+from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve, Slot
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import EVENT_STREAM
@@ -62,9 +63,9 @@ class ResponseEndpoint(CallFeature):
         self._foreground = foreground
         self.readers = readers
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature | None:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where responses are kept, or are not to be."""
-        return None if keeping_of(facts.policy, facts.key, facts.model, facts.endpoint) is None else self
+        return None if keeping_of(route.policy, route.key, route.model, route.endpoint) is None else self
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Takes the headers, which say more of a response in the background."""
@@ -72,7 +73,7 @@ class ResponseEndpoint(CallFeature):
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to a call, kept if it is to be. Raises GatewayError."""
-        keeping = keeping_of(call.policy, call.key, call.model, call.endpoint)
+        keeping = keeping_of(call.route.policy, call.route.key, call.route.model, call.request.endpoint)
         if keeping is None:
             return await next(call)
         headers, has_begun = REQUEST_HEADERS.find(call), False
@@ -111,14 +112,14 @@ class ResponseEndpoint(CallFeature):
             refuse_unknown(call, keeping, wanted.previous_id)
         options = read_option_headers(headers, 0.0)
         body = await body_of(call)
-        if call.stream:
-            self.readers.refuse_more(call.tenant)  # before it is taken: what was refused is sent again
+        if call.request.stream:
+            self.readers.refuse_more(call.request.tenant)  # before it is taken: what was refused is sent again
         job = await self._service.accept(call, body, wanted, options.webhook, options.priority)
-        own = [(b"x-gateway-job", job.id.encode()), (b"x-request-id", call.id.encode())]
-        if call.stream:
-            following = await self._service.follow(job.id, call.tenant, -1)
+        own = [(b"x-gateway-job", job.id.encode()), (b"x-request-id", call.request.id.encode())]
+        if call.request.stream:
+            following = await self._service.follow(job.id, call.request.tenant, -1)
             comment = COMMENT + comment_end(headers)
-            events = self._events(following.blocks, call.tenant, comment)
+            events = self._events(following.blocks, call.request.tenant, comment)
             return Reply(200, [*EVENT_STREAM, *own], chunks=events, close=events.aclose, pass_on=following.pass_on)
         return await self._object(job, own)
 
@@ -142,9 +143,9 @@ def _is_providers(call: Call) -> bool:
 
     So it is where the config leaves what is kept to it, or only the caller's own credential would do, which no job has.
     """
-    if not JOBS.of(call.policy).settings.takes_files:
+    if not JOBS.of(call.route.policy).settings.takes_files:
         return True
-    return call.credential is not None and bare_provider(call.policy, call.model) is not None
+    return call.request.credential is not None and bare_provider(call.route.policy, call.route.model) is not None
 
 
 # --- `/v1/responses/{id}`: responses that the gateway keeps, to show, follow, stop and forget ---

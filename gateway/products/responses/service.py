@@ -119,11 +119,11 @@ class ResponseService:
         it goes on from is not there.
         """
         refuse_callers_credential(call)
-        refuse_request_url(webhook, self._rules(), call.key)
+        refuse_request_url(webhook, self._rules(), call.route.key)
         items_of(body.get("input"))
         store = await self._engine.store()
         if is_ours(RESPONSE, options.previous_id):
-            await self.conversation(options.previous_id, call.tenant)
+            await self.conversation(options.previous_id, call.request.tenant)
         (accepted,) = await store.accept([self._new_job(call, body, options, webhook, priority)])
         if accepted.is_conflict:
             raise DedupeConflict(
@@ -273,30 +273,30 @@ class ResponseService:
         self, call: Call, body: dict[str, Any], options: ResponseOptions, webhook: str, priority: int
     ) -> NewJob:
         rules, now = self._rules(), self._clock.wall()
-        query = call.query.decode("latin-1")
+        query = call.request.query.decode("latin-1")
         key = SENT_KEY.find(call)
-        call_facts = [call.lane, query, webhook]
+        call_facts = [call.request.lane, query, webhook]
         job = Job(
             id=new_id(RESPONSE, self._draw(DRAW_BYTES)),
             kind=JobKind.RESPONSE,
-            tenant=call.tenant,
-            key=call.key.name,
-            lane=call.lane,
+            tenant=call.request.tenant,
+            key=call.route.key.name,
+            lane=call.request.lane,
             segment=segment_of(rules.segments, self._price_of(call)),
             is_urgent=priority >= URGENT_FROM,
-            model=call.model_name,
+            model=call.request.model_name,
             state=JobState.QUEUED,
             created_at=now,
             run_at=now,
             deadline=now + rules.deadline_s,
             max_attempts=rules.attempts,
             about={
-                "endpoint": f"/v1{call.endpoint.path}",
+                "endpoint": f"/v1{call.request.endpoint.path}",
                 "priority": priority,
                 "metadata": read_metadata(body.get("metadata")),
                 "headers": headers_to_keep(call),
                 REQUESTED: {
-                    STREAMS: call.stream,
+                    STREAMS: call.request.stream,
                     STORES: options.stores is True,
                     PREVIOUS: options.previous_id,
                     ECHO: echo_of(body),
@@ -307,11 +307,11 @@ class ResponseService:
         )
         return NewJob(
             job=job,
-            payload=bytes(call.body),
-            fingerprint=sha256(orjson.dumps(call_facts) + b"\0" + canonical(call.body)).digest(),
+            payload=bytes(call.request.body),
+            fingerprint=sha256(orjson.dumps(call_facts) + b"\0" + canonical(call.request.body)).digest(),
             dedupe_key=b""
             if key is None
-            else sha256(orjson.dumps([call.tenant, "response", key.decode("latin-1")])).digest(),
+            else sha256(orjson.dumps([call.request.tenant, "response", key.decode("latin-1")])).digest(),
             dedupe_until=now + rules.dedupe_for_s,
         )
 
@@ -349,23 +349,23 @@ class ForegroundResponses:
             return await next(call)
         before = Conversation([], options.previous_id)
         if from_ours:
-            before = await self._service.conversation(options.previous_id, call.tenant)
+            before = await self._service.conversation(options.previous_id, call.request.tenant)
             if before.previous_id:
                 refuse_unknown(call, keeping, before.previous_id)
         body = await body_of(call)
         own = items_of(body.get("input")) if is_kept else []
         stores = None if keeping == "provider" else False
         sent = sent_upstream(body, before.items, before.previous_id, stores=stores)
-        as_it_came = call.body, call.parsed, call.large
-        call.body, call.parsed, call.large = orjson.dumps(sent), sent, None
+        as_it_came = call.request, call.parsed
+        call.send(replace(call.request, body=orjson.dumps(sent), large=None), sent)
         try:
             reply = await next(call)
         except GatewayError:
-            call.body, call.parsed, call.large = as_it_came  # it may become a job
+            call.send(*as_it_came)  # it may become a job
             raise
         if not is_kept or reply.status != 200:
             return reply
-        events = KeptEvents(call.tenant, options.previous_id)
+        events = KeptEvents(call.request.tenant, options.previous_id)
         if reply.chunks is None:
             if is_stream(reply.headers):  # it was made before, and is given again in one piece
                 made = self._kept_events(call, events, own, _in_one_piece(reply.body))
@@ -414,9 +414,9 @@ class ForegroundResponses:
         now = self._wall()
         stored = StoredResponse(
             id=response["id"],
-            tenant=call.tenant,
+            tenant=call.request.tenant,
             created_at=now,
-            keep_until=now + JOBS.of(call.policy).default.keep_responses_s,
+            keep_until=now + JOBS.of(call.route.policy).default.keep_responses_s,
             previous_id=response["previous_response_id"] or "",
             body=orjson.dumps(response),
             input_items=orjson.dumps(own),
@@ -424,7 +424,7 @@ class ForegroundResponses:
         try:
             return await self._service.keep(stored)
         except GatewayError as trouble:
-            log.warning("the response of call %s is not kept: %s", call.id, trouble.message)
+            log.warning("the response of call %s is not kept: %s", call.request.id, trouble.message)
             return False
 
 
@@ -434,27 +434,27 @@ async def _in_one_piece(body: bytes) -> AsyncGenerator[bytes, None]:
 
 def is_converted(call: Call) -> bool:
     """Returns whether all targets of the call are known to have no Responses."""
-    path, name = call.endpoint.path, call.endpoint.name
-    return all(name in target.gaps or path in target.converters_by_path for target in call.model.plan)
+    path, name = call.request.endpoint.path, call.request.endpoint.name
+    return all(name in target.gaps or path in target.converters_by_path for target in call.route.model.plan)
 
 
 def refuse_unknown(call: Call, keeping: Keeping, previous_id: str) -> None:
     """Raises InvalidRequest where no provider can know a response that the gateway has not made."""
     if keeping in _OUTCOME_HEADERS:
         raise previous_not_found(previous_id)
-    if is_converted(call) or is_stateless(call.model):
+    if is_converted(call) or is_stateless(call.route.model):
         raise previous_not_found(
             previous_id, "It was not kept; make responses that are to be gone on from with 'store: true'."
         )
 
 
 async def body_of(call: Call) -> dict[str, Any]:
-    if call.parsed is not None and call.large is None:
+    if call.parsed is not None and call.request.large is None:
         return call.parsed
-    if len(call.body) > LARGE_BYTES:
-        body: dict[str, Any] = await to_thread(orjson.loads, call.body)
+    if len(call.request.body) > LARGE_BYTES:
+        body: dict[str, Any] = await to_thread(orjson.loads, call.request.body)
         return body
-    loaded: dict[str, Any] = orjson.loads(call.body)
+    loaded: dict[str, Any] = orjson.loads(call.request.body)
     return loaded
 
 

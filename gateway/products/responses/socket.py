@@ -212,7 +212,7 @@ class ResponseSocketDoor:
             response_id = f"resp_warm_{getrandbits(128):032x}"
             if not connection.is_over:
                 self.memory.remember(owner, response_id, items)
-            for event in warm_response(response_id, self._clock.wall(), call.model_name, wanted.previous_id):
+            for event in warm_response(response_id, self._clock.wall(), call.request.model_name, wanted.previous_id):
                 turn.send(orjson.dumps(event))
             return
         reply = await self._edge.answer(turn)
@@ -272,9 +272,9 @@ def _is_nobodys(turn: SocketTurn, wanted: TurnRequest, response: dict[str, Any])
     call = turn.call
     if call is None or is_ours(RESPONSE, str(response.get("id"))):
         return False
-    keeping = keeping_of(call.policy, call.key, call.model, call.endpoint)
-    is_providers = keeping in (None, "provider") and len(call.model.plan) == 1
-    is_providers = is_providers and not is_converted(call) and not is_stateless(call.model)
+    keeping = keeping_of(call.route.policy, call.route.key, call.route.model, call.request.endpoint)
+    is_providers = keeping in (None, "provider") and len(call.route.model.plan) == 1
+    is_providers = is_providers and not is_converted(call) and not is_stateless(call.route.model)
     return wanted.stores is False or not is_providers
 
 

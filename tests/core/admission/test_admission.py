@@ -289,7 +289,7 @@ async def test_a_held_call_whose_client_leaves_costs_nothing() -> None:
     await bench.serve()
     bench.meter.accounts.clear()
     task = await start(bench)
-    assert (held(bench), bench.admission.queue.occupancy.bytes) == (1, len(bench.call().body))
+    assert (held(bench), bench.admission.queue.occupancy.bytes) == (1, len(bench.call().request.body))
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -857,7 +857,7 @@ async def test_nobody_passes_those_who_wait() -> None:
 
     assert (large.done(), small.done()) == (False, False)
     await pass_time(bench, 30)
-    assert [outgoing.body for outgoing in bench.upstreams[0].sent] == [bench.call().body] * 3
+    assert [outgoing.body for outgoing in bench.upstreams[0].sent] == [bench.call().request.body] * 3
     assert large.done()
 
 

@@ -104,7 +104,7 @@ async def front(
     """Wired as the gateway is, with `describe` in the place of the delay queue's."""
     meter = EdgeRecorder()
     bench = Bench([ScriptedUpstream(*scripts)], meter=meter)
-    policies = Policies(replace(bench.call().policy, keys=keys or {}, lane_deadline_s=dict.fromkeys(LANES, 30.0)))
+    policies = Policies(replace(bench.call().route.policy, keys=keys or {}, lane_deadline_s=dict.fromkeys(LANES, 30.0)))
     inflight, overload, keepalive = InFlight(), Shedding(), KeepAlive(describe)
     edge = Edge(bench.pipeline, policies, meter, bench.clock, inflight, overload, keepalive)
     server = HttpServer(build_front(edge, policies, [], meter), bind("127.0.0.1", 0), meter.refused)

@@ -56,9 +56,14 @@ async def test_a_model_that_is_known_to_read_less_is_passed_over() -> None:
     for most, expected in ((length // 2, [0, 1]), (length - 500, [1, 0]), (None, [1, 0])):
         two = bench(EVERYTHING, EVERYTHING)
         call = asking(two, LONG)
-        first, second = call.model.targets
+        first, second = call.route.model.targets
         first = replace(first, find_most_input={first.model or "m": most}.get, gaps={"chat": lambda _body: ()})
-        call.model = replace(call.model, targets=(first, second), plan=(first, second), prefers_native=False)
+        call.take(
+            replace(
+                call.route,
+                model=replace(call.route.model, targets=(first, second), plan=(first, second), prefers_native=False),
+            )
+        )
 
         await two.pipeline.handle(call)
 
@@ -87,9 +92,11 @@ async def test_who_speaks_the_callers_language_goes_first(
     call = asking(three, {})
     targets = tuple(
         replace(target, order=order, gaps={"chat": lambda _body: ()} if number in converted else {})
-        for number, (target, order) in enumerate(zip(call.model.targets, orders, strict=True))
+        for number, (target, order) in enumerate(zip(call.route.model.targets, orders, strict=True))
     )
-    call.model = replace(call.model, targets=targets, plan=targets, prefers_native=prefers)
+    call.take(
+        replace(call.route, model=replace(call.route.model, targets=targets, plan=targets, prefers_native=prefers))
+    )
 
     await three.pipeline.handle(call)
 
@@ -118,9 +125,9 @@ async def test_what_a_fallback_would_lose_is_looked_for_once_it_is_needed() -> N
 
     for expected in ([], ["m"]):
         call = asking(two, {})
-        first, second = call.model.plan
+        first, second = call.route.model.plan
         second = replace(second, gaps={"chat": look})
-        call.model = replace(call.model, plan=(first, second))
+        call.take(replace(call.route, model=replace(call.route.model, plan=(first, second))))
 
         await two.pipeline.handle(call)
 
@@ -153,12 +160,14 @@ async def test_a_call_that_nobody_can_serve_is_told_what_is_lacking() -> None:
 async def test_a_field_that_no_target_takes_is_refused_with_its_reason() -> None:
     """What it is, and what to send instead: as token ids for embeddings at Gemini."""
     one = bench(EVERYTHING)
-    call = replace(asking(one, {"input": [[1, 2]]}), endpoint=EMBEDDINGS, path="/embeddings")
+    call = asking(one, {"input": [[1, 2]]})
+    call.send(replace(call.request, endpoint=EMBEDDINGS, path="/embeddings"), call.parsed)
     target = replace(
-        call.model.targets[0], gaps={"embeddings": lambda body: EmbeddingsOverGenerate().gaps(body, ServerFacts())}
+        call.route.model.targets[0],
+        gaps={"embeddings": lambda body: EmbeddingsOverGenerate().gaps(body, ServerFacts())},
     )
-    call.model = replace(call.model, targets=(target,), plan=(target,))
-    call.parsed = orjson.loads(call.body)
+    call.take(replace(call.route, model=replace(call.route.model, targets=(target,), plan=(target,))))
+    call.parsed = orjson.loads(call.request.body)
 
     with pytest.raises(
         InvalidRequest, match=r"input \(the target takes texts, .*: send the texts themselves\)"
@@ -191,7 +200,7 @@ async def test_the_tokens_asked_for_count_for_the_window() -> None:
     """Input and output share it."""
     two = bench(SMALL, EVERYTHING)
     call = asking(two, {"max_tokens": 2000})
-    call.max_tokens = 2000
+    call.request.max_tokens = 2000
 
     await two.pipeline.handle(call)
 

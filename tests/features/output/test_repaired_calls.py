@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.core.balancing import Backoff, Hedging, Retries
 from gateway.core.call import Call, Reply, RouteFacts
+from gateway.core.call import CallRoute, Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits
@@ -158,11 +159,11 @@ async def test_the_log_line_names_the_result_and_the_rule_that_an_answer_broke()
 def test_it_costs_nothing_where_nobody_can_have_asked_for_it() -> None:
     """Calls of clients to a model without a rule; whoever makes a call inside the process may give it one."""
     bench = bench_of()
-    facts = RouteFacts(bench.policy, Key("web", "web", b""), bench.policy.models["m"], CHAT, False)
-    internal = replace(facts, is_internal=True)
+    route = CallRoute(bench.policy, Key("web", "web", b""), bench.policy.models["m"], CHAT, False)
+    internal = replace(route, is_internal=True)
     outputs = bench.products.outputs
     assert outputs is not None
-    assert outputs.for_route(facts, frozenset()) is None
+    assert outputs.for_route(route, frozenset()) is None
     assert outputs.for_route(internal, frozenset()) is outputs
     assert outputs.for_route(replace(internal, endpoint=EMBEDDINGS), frozenset()) is None
 

@@ -225,7 +225,7 @@ class Probing:
         assert found, text
         assert {int(whose) for whose, _ in found} == {owner.number}, (owner, question, changes, reply.headers, text)
         head = dict(reply.headers)
-        source = head.get(b"x-gateway-cache-source", call.id.encode())
+        source = head.get(b"x-gateway-cache-source", call.request.id.encode())
         assert source.partition(b"#")[0] == b"%d" % owner.number
         return head[b"x-gateway-cache"].decode()
 

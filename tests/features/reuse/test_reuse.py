@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.call import Reply, RouteFacts
+from gateway.core.call import CallRoute, Reply
 from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
@@ -568,8 +568,10 @@ async def test_a_provider_s_own_answer_says_once_that_it_is_one(caching: Caching
     """Whether or not something could be reused along its route."""
     bench = Bench([ScriptedUpstream(whole())], caching=caching)
     call = bench.call()
-    facts = RouteFacts(call.policy, call.key, call.model, call.endpoint, has_own_credential=False)
-    call.hooks = bench.pipeline.hooks_of(facts, requested)
+    route = CallRoute(
+        call.route.policy, call.route.key, call.route.model, call.request.endpoint, has_own_credential=False
+    )
+    call.take(replace(call.route, hooks=bench.pipeline.hooks_of(route, requested)))
     reply = await bench.pipeline.handle(call)
 
     assert [value for name, value in reply.headers if name == b"x-gateway-cache"] == [b"bypass"]
@@ -669,7 +671,7 @@ async def test_calls_that_come_and_leave_at_random_are_each_settled_once(seed: i
     assert await nobody_is_left(bench)
     assert {one[1] for one in ended if isinstance(one, tuple)} <= {STREAM}
     assert sum(isinstance(one, tuple) for one in ended) > 0
-    assert sorted(record.call.id for record in bench.meter.accounts) == sorted(f"req_{n}" for n in range(40))
+    assert sorted(record.call.request.id for record in bench.meter.accounts) == sorted(f"req_{n}" for n in range(40))
 
 
 # --- who waits for whom ---

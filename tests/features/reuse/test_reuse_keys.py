@@ -64,7 +64,7 @@ def asking(body: bytes | dict[str, Any], **changes: Any) -> Call:
 
 def exact(call: Call, caching: Caching | None = None) -> bytes:
     assert call.parsed is not None
-    return exact_key(call, call.parsed, caching or CACHING.of(call.model))
+    return exact_key(call, call.parsed, caching or CACHING.of(call.route.model))
 
 
 def flight(call: Call) -> bytes:
@@ -154,14 +154,14 @@ def test_whatever_is_around_a_body_keeps_calls_apart() -> None:
     """Each of them alone; no two of them come to the same."""
     body = {"model": "m", "messages": [], "temperature": 0}
     calls = [asking(body), *(asking(body, **changes) for _, changes in CHANGES)]
-    entry = replace(calls[0].model, name="m*")
+    entry = replace(calls[0].route.model, name="m*")
 
     found = [exact(call) for call in [*calls, asking(body, model=entry)]]
     assert len(set(found)) == len(found)
     assert exact(calls[0], Caching(version="2")) not in found
-    assert exact(asking(body, model=replace(calls[0].model, on_loss="refuse"))) not in found
+    assert exact(asking(body, model=replace(calls[0].route.model, on_loss="refuse"))) not in found
     repeated = [asking(body, **changes) for name, changes in CHANGES if name not in OF_THE_OWNER]
-    strict = asking(body, model=replace(calls[0].model, on_loss="refuse"))
+    strict = asking(body, model=replace(calls[0].route.model, on_loss="refuse"))
     assert len({fingerprint(call) for call in [calls[0], strict, *repeated]}) == 2 + len(repeated)
 
 
@@ -373,7 +373,7 @@ def test_what_is_in_a_file_is_no_boundary(one: Call, other: Call) -> None:
 def test_partitions_are_as_far_apart_as_keys() -> None:
     """Two owners, endpoints or models never compare questions."""
     calls = [asking({"model": "m"}), *(asking({"model": "m"}, **changes) for _, changes in CHANGES)]
-    found = {partition_key(call, CACHING.of(call.model), b"rest") for call in calls}
+    found = {partition_key(call, CACHING.of(call.route.model), b"rest") for call in calls}
 
     assert len(found) == len(calls)
 

@@ -219,7 +219,7 @@ def test_however_many_names_there_are_one_series_more_than_declared_and_bounded_
                 part = parts.find(KEY, said, None)
                 assert part is not None
                 call = town.bench.call(part=part)
-                table.enter(call.tenant, part)
+                table.enter(call.request.tenant, part)
                 town.settle(call)
             if not number % 200:
                 await town.tick()

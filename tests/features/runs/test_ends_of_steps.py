@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
 
-from gateway.core.call import Call, CallFeature, Chunks, RouteFacts, Stream
+from gateway.core.call import Call, CallFeature, CallRoute, Chunks, Stream
 from tests.features.reuse.test_reuse import EVENTS, STREAM, turns
 from tests.features.runs.test_steps import step, steps
 from tests.support.flow import streamed
@@ -45,7 +45,7 @@ class Cutting(CallFeature):
     def __init__(self, cuts: Iterable[int]) -> None:
         self.cuts = cuts
 
-    def for_route(self, facts: RouteFacts, requested: frozenset[bytes]) -> CallFeature:
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature:
         return self
 
     def relay(self, call: Call, opened: Stream, chunks: Chunks) -> Chunks:

@@ -55,10 +55,10 @@ class Answering:
 def call_of(embeds_at: str = "p0", **changes: object) -> Call:
     """A call to the model `m` at provider p0, in a config where `embedder` is at some provider."""
     call = Bench([ScriptedUpstream()]).call(**changes)
-    model = call.model
+    model = call.route.model
     target = replace(model.targets[0], provider=embeds_at)
-    models = {**call.policy.models, "embedder": Model("embedder", (target,), (target,))}
-    return replace(call, policy=replace(call.policy, models=models))
+    models = {**call.route.policy.models, "embedder": Model("embedder", (target,), (target,))}
+    return replace(call, route=replace(call.route, policy=replace(call.route.policy, models=models)))
 
 
 async def embed(answering: Answering, call: Call, text: str = "hello", dimensions: int | None = None) -> Any:
@@ -75,12 +75,16 @@ async def test_the_call_is_on_the_callers_account() -> None:
 
     (made,) = answering.calls
     assert list(vector) == VECTOR
-    assert (made.key, made.tenant, made.lane) == (caller.key, "acme", "batch")
-    assert (made.id, made.model_name, made.model.name) == ("req_1-embedding", "embedder", "embedder")
-    assert made.deadline == made.received_at + DEADLINE_S
-    assert not made.deadline_is_callers
+    assert (made.route.key, made.request.tenant, made.request.lane) == (caller.route.key, "acme", "batch")
+    assert (made.request.id, made.request.model_name, made.route.model.name) == (
+        "req_1-embedding",
+        "embedder",
+        "embedder",
+    )
+    assert made.request.deadline == made.request.received_at + DEADLINE_S
+    assert not made.request.deadline_is_callers
     assert made.slots is None
-    assert made.parsed == orjson.loads(made.body)
+    assert made.parsed == orjson.loads(made.request.body)
     assert made.parsed == {"model": "embedder", "input": "hello", "encoding_format": "base64"}
 
 
@@ -90,7 +94,7 @@ async def test_fewer_dimensions_are_asked_for_where_the_rule_says_so() -> None:
 
     await embed(answering, call_of(), dimensions=256)
 
-    assert orjson.loads(answering.calls[0].body)["dimensions"] == 256
+    assert orjson.loads(answering.calls[0].request.body)["dimensions"] == 256
 
 
 async def test_a_text_that_is_not_unicode_is_sent_as_well_as_it_can_be() -> None:
@@ -99,7 +103,7 @@ async def test_a_text_that_is_not_unicode_is_sent_as_well_as_it_can_be() -> None
 
     await embed(answering, call_of(), "a\ud800b")
 
-    assert orjson.loads(answering.calls[0].body)["input"] == "a?b"
+    assert orjson.loads(answering.calls[0].request.body)["input"] == "a?b"
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
@@ -180,12 +184,12 @@ async def test_the_callers_credential_goes_only_where_its_own_call_may_take_it(
     call = call_of(embeds_at, credential=b"Bearer theirs")
     providers = {name: Provider(name, "openai", f"http://{name}.test") for name in ("p0", "elsewhere")}
     providers[embeds_at] = replace(providers[embeds_at], api_key=api_key)
-    call = replace(call, policy=replace(call.policy, providers=providers))
+    call = replace(call, route=replace(call.route, policy=replace(call.route.policy, providers=providers)))
     answering = Answering()
 
     await embed(answering, call)
 
-    assert answering.calls[0].credential == (b"Bearer theirs" if is_sent else None)
+    assert answering.calls[0].request.credential == (b"Bearer theirs" if is_sent else None)
 
 
 class Local:

@@ -82,7 +82,7 @@ class LimitedStage(Stage):
 
     async def serve(self, call: Call) -> Reply:
         """Lets it through the pipeline."""
-        self.tries.append(call.id)
+        self.tries.append(call.request.id)
         return await self.bench.pipeline.handle(call)
 
     async def close(self) -> None:

@@ -164,7 +164,7 @@ class GroupedStage(LimitedStage):
         """Returns the call of a line."""
         body = orjson.dumps({"model": "m", "input": request.id})
         call = await super().make_call(request._replace(body=body))
-        call.endpoint = EMBEDDINGS
+        call.request.endpoint = EMBEDDINGS
         GROUP_RULES.put(call, GroupRules(LINES_WINDOW_S, 8))
         return call
 

@@ -428,7 +428,7 @@ def provided(*batch_ids: str, has_more: bool = False, status: int = 200) -> Call
     """A provider whose list begins so."""
 
     def answer(call: Call) -> Reply:
-        limit = int(dict(parse_qsl(call.query.decode()))["limit"])
+        limit = int(dict(parse_qsl(call.request.query.decode()))["limit"])
         page = {"object": "list", "data": [{"id": one} for one in batch_ids[:limit]]}
         return Reply(status, [], orjson.dumps({**page, "has_more": has_more or len(batch_ids) > limit}))
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from gateway.core.call import Call, Reply, RouteFacts
+from gateway.core.call import Call, CallRoute, Reply
 from gateway.core.errors import AdmissionDenied
 from gateway.core.snapshot import Key, with_settings
 from gateway.dialects.endpoints import CHAT
@@ -21,10 +21,10 @@ def test_the_call_of_a_job_becomes_no_job() -> None:
     """Else one that is refused would be taken again and again, each time as a new job."""
     bench = Bench([ScriptedUpstream()])
     key = with_settings(Key("web", "web", b""), {ACCEPTS_202: True})
-    facts = RouteFacts(bench.policy, key, bench.policy.models["m"], CHAT, False)
+    route = CallRoute(bench.policy, key, bench.policy.models["m"], CHAT, False)
 
-    assert may_become_job(facts, frozenset())
-    assert not may_become_job(replace(facts, is_internal=True), frozenset((b"prefer",)))
+    assert may_become_job(route, frozenset())
+    assert not may_become_job(replace(route, is_internal=True), frozenset((b"prefer",)))
 
 
 async def test_a_refusal_stays_one_where_the_answer_can_have_no_status() -> None:
