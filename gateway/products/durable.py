@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from gateway.admin.http import KeptFile, forget_copies
-from gateway.core.call import CallProduct, RouteFacts
+from gateway.core.call import CallProduct, CallRoute
 from gateway.core.clock import Clock, SharedClock
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import Policies, PolicySnapshot, Provider
@@ -62,7 +62,7 @@ if is_installed("gateway.products.jobs.webhooks"):
 if TYPE_CHECKING:
     import httpx
 
-TakesPart = Callable[[RouteFacts, frozenset[bytes]], bool]
+TakesPart = Callable[[CallRoute, frozenset[bytes]], bool]
 
 
 class DurableWork:
@@ -230,7 +230,7 @@ def around_calls_of(policy: PolicySnapshot) -> list[tuple[type[CallProduct], Tak
     """Returns the products that durable work has around the calls of a config, each with which calls it is for."""
     found: list[tuple[type[CallProduct], TakesPart]] = []
     if is_installed("gateway.products.pipelines"):
-        found.append((PipelineAnswers, lambda facts, _requested: PIPELINE in facts.model.settings))
+        found.append((PipelineAnswers, lambda route, _requested: PIPELINE in route.model.settings))
     if JOB_SETTINGS.of(policy).is_on:
         found.append((AsyncAnswers, may_become_job))
         if is_installed("gateway.products.responses"):
@@ -238,5 +238,5 @@ def around_calls_of(policy: PolicySnapshot) -> list[tuple[type[CallProduct], Tak
     return found
 
 
-def _is_for_kept(facts: RouteFacts, _requested: frozenset[bytes]) -> bool:
-    return keeping_of(facts.policy, facts.key, facts.model, facts.endpoint) is not None
+def _is_for_kept(route: CallRoute, _requested: frozenset[bytes]) -> bool:
+    return keeping_of(route.policy, route.key, route.model, route.endpoint) is not None

@@ -7,9 +7,7 @@ say, and no longer when all are well below that again. It looks about once a sec
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
@@ -97,7 +95,9 @@ class CallsOfModel(CallFeature):
 
     async def _serve_for_less(self, call: Call, next: Serve) -> Reply:
         parsed = orjson.loads(call.request.body) if call.parsed is None else call.parsed
-        degraded = degraded_request(call.request.endpoint.name, call.request.body, parsed, call.request.max_tokens, self._rules)
+        degraded = degraded_request(
+            call.request.endpoint.name, call.request.body, parsed, call.request.max_tokens, self._rules
+        )
         if degraded is None:  # it asks for no more than that
             return await next(call)
         DEGRADED.put(call, degraded)

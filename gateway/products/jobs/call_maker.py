@@ -7,6 +7,7 @@ of a caller's own, ever.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from gateway.core import request_fields

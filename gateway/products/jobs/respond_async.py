@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.core.call import NO_JOB, Call, CallFeature, Reply, RouteFacts, Serve, Slot
-from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve, Slot
+from gateway.core.call import NO_JOB, Call, CallFeature, CallRoute, Reply, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.ledger import Accounts

@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.core.call import NO_JOB, Call, CallFeature, Reply, RouteFacts, Serve, Slot
-from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve, Slot
+from gateway.core.call import NO_JOB, Call, CallFeature, CallRoute, Reply, Serve, Slot
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import EVENT_STREAM

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.balancing import Backoff, Hedging, Retries
-from gateway.core.call import Call, Reply, RouteFacts
-from gateway.core.call import CallRoute, Reply
+from gateway.core.call import Call, CallRoute, Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits
