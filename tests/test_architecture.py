@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from tests.rails.house import call_fields
 from tests.rails.trees import MODULES, all_imports_of, imports_of, nodes_of, tree_of
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -207,6 +208,14 @@ def test_the_core_asks_endpoints_for_what_they_are_and_not_for_their_names() -> 
 
     core = [module for module in MODULES if part_of(module) == "core"]
     assert offenders(comparisons, core) == {}
+
+
+def test_a_call_is_small_and_each_of_its_fields_is_written_in_one_place() -> None:
+    """What most calls never need is in an object that they do without, and what a product knows of a call in its slots."""
+    fields = call_fields()
+
+    assert len(fields) <= 25
+    assert {name: writers for name, writers in fields.items() if len(writers) > 1} == {}
 
 
 def test_nobody_writes_a_request() -> None:

@@ -86,15 +86,13 @@ async def dispatch(call: Call, attempt: Attempt, clock: Clock, watch: AttemptDea
     # Listed before it begins: a try that fails, or is cancelled, stands in the ledger all the same.
     if attempt.beside is None:
         call.attempts.append(attempt)
-        task = call.task
     else:
         _list_beside(call.attempts, attempt, attempt.beside)
-        task = None  # it has one of its own, of which the edge does not know
     if request.stream or request.deadline_is_callers:
         ends_at = _must_open_by(call, clocks, started_at)
     else:
         ends_at = started_at + clocks.total_s
-    task = watch.begin(ends_at, task, attempt, call)
+    task = watch.begin(ends_at, attempt, call)
     is_usual = False
     try:
         outgoing = outgoing_of(call, attempt, clocks)
@@ -552,9 +550,9 @@ class AttemptDeadlines:
         self.look: Callable[[OpenAttempts, float], None] | None = None
         """A callback for all open attempts and the time, called every LOOK_S while there are any."""
 
-    def begin(self, ends_at: float, task: Task | None, attempt: Attempt, call: Call) -> Task | None:
-        """Watches the current task for an attempt of the call; `task` is the current task, if the caller knows it."""
-        task = task or asyncio.current_task()
+    def begin(self, ends_at: float, attempt: Attempt, call: Call) -> Task | None:
+        """Watches the current task for an attempt of the call; returns the task."""
+        task = asyncio.current_task()
         if task is not None:
             self._open[task] = (ends_at, attempt, call)
         return task

@@ -16,7 +16,7 @@ from typing import Any
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import JSON_TYPE, AttemptDeadlines, dispatch
 from gateway.core.balancing import Action
-from gateway.core.call import Call, ErrorAnswer, Opened, Whole, deciding_attempt
+from gateway.core.call import FALLBACK_ANSWER, Call, ErrorAnswer, Opened, Whole, deciding_attempt, earlier_tries_of
 from gateway.core.clock import Clock
 from gateway.core.error_tables import error_object, is_openai_shaped
 from gateway.core.errors import (
@@ -207,7 +207,7 @@ class Attempts:
         admission = self._admission
         if isinstance(step, TryLater):
             if move is None:  # else it waits for the attempt that has stalled as well
-                call.backoff_s += max(0.0, step.until - self._clock.monotonic())
+                call.meet().backoff_s += max(0.0, step.until - self._clock.monotonic())
             await self._clock.sleep(step.until - self._clock.monotonic())
             assert failed is not None  # noqa: S101  # only a call that has failed waits before it is sent
             plan = admission.planner.plan_now(call, failed)
@@ -238,7 +238,7 @@ class Attempts:
         """There was no usable answer."""
         if isinstance(failure, NotExpressible):  # it does not stand in the ledger
             self._admission.outcomes.not_expressible(attempt, failure.phase)
-            call.not_expressible = {**(call.not_expressible or {}), attempt.target.name: failure.refusal()}
+            call.meet().not_expressible = {**(call.not_expressible or {}), attempt.target.name: failure.refusal()}
             return
         attempt.detail = failure.detail
         attempt.is_trial = _is_trial(call, attempt, failure.error_class)
@@ -290,7 +290,7 @@ class Attempts:
             step = self._step(call, failed, move, now)
         if isinstance(step, GiveUp) and step.reason in DENIALS:
             if move is None:
-                call.denied = step.reason
+                call.meet().deny(step.reason)
             else:
                 move.denied = step.reason
             self._meter.retry_denied(step.reason)
@@ -308,7 +308,7 @@ class Attempts:
             now,
             self._draw(),
             is_hard=call.request.deadline_is_callers,
-            is_repeated=call.earlier_tries > 0,
+            is_repeated=call.slots is not None and earlier_tries_of(call) > 0,
         )
         self._note_left_out(call, plan, step)
         return step
@@ -331,7 +331,7 @@ class Attempts:
         if now >= call.request.deadline or not (is_unsent or failed.error_class == ErrorClass.OVERLOADED):
             return False
         rule = rule_for(failed, retries)
-        if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or call.earlier_tries:
+        if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or earlier_tries_of(call):
             return False  # whoever forbids a second try forbids it here, too
         out = {attempt.target.name for attempt in call.attempts if attempt.never_again or attempt.is_stalled}
         if _has_other_answer(call) or any(
@@ -423,7 +423,7 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
 
 def _has_other_answer(call: Call) -> bool:
     """Whether the client can be given something though nobody serves the call: a stale answer, or one against its schema."""
-    if call.has_fallback_answer:
+    if FALLBACK_ANSWER.find(call):
         return True
     return any(one.phase is Phase.ANSWERED and (one.status or 0) < 400 for one in call.attempts)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -66,6 +66,20 @@ INVALID_ANSWER: Final[Slot[bool]] = Slot("invalid answer")
 """True if a feature has found the answer not to be what was asked for: its client may get it, and nothing is built on it."""
 NO_JOB: Final[Slot[Callable[[str, str], InvalidRequest]]] = Slot("no job")
 """There if no job may take the place of the call: returns the error for what asks for one, and in which parameter."""
+
+EARLIER_TRIES: Final[Slot[int]] = Slot("earlier tries")
+"""How often its client has sent the call before, as far as a feature knows."""
+FALLBACK_ANSWER: Final[Slot[bool]] = Slot("fallback answer")
+"""True if a feature has an answer in case that nobody serves the call."""
+AWAITED: Final[Slot[bool]] = Slot("awaited")
+"""True if other calls wait for the answer: the call is not stopped when its client leaves."""
+LED: Final[Slot[bool]] = Slot("led")
+"""True if a feature serves the call in a task of its own, which closes its account."""
+
+
+def earlier_tries_of(call: Call) -> int:
+    """Returns how often its client has sent the call before."""
+    return EARLIER_TRIES.find(call) or 0
 
 
 class QueuePlace(Protocol):
@@ -141,6 +155,39 @@ class CallRoute:
 
 
 @dataclass(slots=True)
+class Setbacks:
+    """What has kept a call from an answer at once."""
+
+    held: QueuePlace | None = None
+    """Its place in the delay queue, while it is there."""
+    queue_s: float = 0.0
+    """How long it was held, over all attempts."""
+    backoff_s: float = 0.0
+    """How long it waited between attempts."""
+    denied: str | None = None
+    """Why another attempt that would have been made was not."""
+    skips: Skips | None = None
+    """The targets that it went past; None: it has met none that could not take it."""
+    not_expressible: dict[str, InvalidRequest] | None = None
+    """The targets, by name, into whose language it cannot be put, with the error of its caller if no other can serve it."""
+
+    def wait(self, seconds: float) -> None:
+        """Counts time for which the call was held."""
+        self.queue_s += seconds
+
+    def deny(self, reason: str) -> None:
+        """Notes why another attempt was not made."""
+        self.denied = reason
+
+    def add(self, other: Setbacks) -> None:
+        """Counts those of another call that was made for this one: its waits, and what this one has not met itself."""
+        self.queue_s += other.queue_s
+        self.backoff_s += other.backoff_s
+        self.denied = self.denied or other.denied
+        self.skips = self.skips or other.skips
+
+
+@dataclass(slots=True)
 class Call:
     """One client request, from its first byte to its last."""
 
@@ -152,8 +199,6 @@ class Call:
     top-level fields, as far as they were read."""
     comment: Callable[[bytes], bool] | None = None
     """Set by the edge for a stream: begins the answer if it has not begun, and sends an SSE comment. False: too late."""
-    task: asyncio.Task[None] | None = None
-    """The task that serves it, if the edge knows; None: whichever runs."""
     server: asyncio.Task[None] | None = None
     """The edge's task, whoever else works for the call."""
     attempts: list[Attempt] = field(default_factory=list)
@@ -167,32 +212,16 @@ class Call:
     seq: int = 0
     """Its age among all calls, given when it first asks to be let through; 0: it has not. Negative: that of the call which it
     repeats, to be taken on then."""
-    held: QueuePlace | None = None
-    """Its place in the delay queue, while it is there."""
-    queue_s: float = 0.0
-    """How long it was held, over all attempts."""
-    backoff_s: float = 0.0
-    """How long it waited between attempts."""
-    denied: str | None = None
-    """Why another attempt that would have been made was not."""
-    skips: Skips | None = None
-    """The targets that it went past; None: it has met none that could not take it."""
+    setbacks: Setbacks | None = None
+    """What has kept it from an answer at once; None: nothing has, as with most calls."""
     settled: bool = False
     """Its account is closed; it is closed once."""
-    earlier_tries: int = 0
-    """How often its client has sent it before, as far as a feature knows."""
-    has_fallback_answer: bool = False
-    """A feature has an answer for it in case that nobody serves it."""
     usage: Usage | None = None
     """The usage, once it is settled."""
-    is_awaited: bool = False
-    """Other calls wait for its answer: it is not stopped when its client leaves."""
     left: bool = False
     """Its client has left, and others wait for its answer."""
     outcome: str = ""
     """How it ended, once it is settled: as of its answer, whether its client has waited for that or not."""
-    not_expressible: dict[str, InvalidRequest] | None = None
-    """The targets, by name, into whose language it cannot be put, with the error of its caller if no other can serve it."""
     reads: ReadAnswers | None = None
     """The answers that would go on to the client unread, and that a feature has to read before; None: no such answer."""
     slots: dict[Slot[Any], Any] | None = None
@@ -201,12 +230,55 @@ class Call:
     """The head of its answer has gone out, with comments behind it: no other status can follow."""
     is_withdrawn: bool = False
     """A job was made of it, or it was refused before it was a call: nothing of it is booked."""
-    is_led: bool = False
-    """A feature serves it in a task of its own, which closes its account."""
+
+    @property
+    def queue_s(self) -> float:
+        """How long it was held, over all attempts."""
+        return 0.0 if self.setbacks is None else self.setbacks.queue_s
+
+    @property
+    def backoff_s(self) -> float:
+        """How long it waited between attempts."""
+        return 0.0 if self.setbacks is None else self.setbacks.backoff_s
+
+    @property
+    def denied(self) -> str | None:
+        """Why another attempt that would have been made was not."""
+        return None if self.setbacks is None else self.setbacks.denied
+
+    @property
+    def skips(self) -> Skips | None:
+        """The targets that it went past; None: it has met none that could not take it."""
+        return None if self.setbacks is None else self.setbacks.skips
+
+    @property
+    def held(self) -> QueuePlace | None:
+        """Its place in the delay queue, while it is there."""
+        return None if self.setbacks is None else self.setbacks.held
+
+    @property
+    def not_expressible(self) -> dict[str, InvalidRequest] | None:
+        """The targets, by name, into whose language it cannot be put, with the error of its caller."""
+        return None if self.setbacks is None else self.setbacks.not_expressible
+
+    def meet(self) -> Setbacks:
+        """Returns its setbacks, where another one is to be noted."""
+        if self.setbacks is None:
+            self.setbacks = Setbacks()
+        return self.setbacks
+
+    def share_setbacks(self, other: Call) -> None:
+        """Takes on the setbacks of a call that was made of this one and others."""
+        met = other.setbacks
+        self.setbacks = None if met is None else replace(met, held=None, not_expressible=None)
 
     def send(self, request: Request, parsed: dict[str, Any] | None = None) -> None:
         """Has `request` go to the providers in place of what has come; `parsed` is its body, parsed."""
         self.request, self.parsed = request, parsed
+
+    def drop_parsed(self) -> None:
+        """Frees the parsed body: it is not wanted any more, or not for long enough to be worth its memory."""
+        self.parsed = None
 
     def take(self, route: CallRoute) -> None:
         """Has the call go this route."""
@@ -353,7 +425,7 @@ class CallFeature:
 
     `read`, `headers` and `closed` are sync. A defect in `headers` or `closed` is logged and hurts nobody; in another hook it is
     the 500 of its call. A feature that has a reply or a stream from `next`, and does not return it, closes it. One that runs
-    `next` in a task of its own (single flight) owns that task until the gateway stops, and sets `Call.is_led`.
+    `next` in a task of its own (single flight) owns that task until the gateway stops, and puts `LED` there.
     """
 
     __slots__ = ()

@@ -205,7 +205,7 @@ class Edge:
     async def answer(self, served: ServedRequest) -> Reply:
         """The answer to a request that did not come by HTTP, to be given by whoever asks. Raises GatewayError."""
         call = self.intake.take(served) or await self.intake.wait(served)
-        call.is_begun = True  # its answer is a message of a connection whose head went long ago
+        served.note_begun()  # its answer is a message of a connection whose head went long ago
         return await self._pipeline.handle(call)
 
     async def _handle_alive(self, call: Call, comment: Callable[[bytes], bool]) -> Reply:

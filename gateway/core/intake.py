@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from gateway.core import request_fields
-from gateway.core.call import Call, CallRoute, Request
+from gateway.core.call import AWAITED, Call, CallRoute, Request
 from gateway.core.clock import Clock
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, GatewayOverloaded, InvalidRequest, ShuttingDown
 from gateway.core.http.writing import AnyCycle, AsgiCycle, begin_stream, too_large, write_chunk
@@ -105,7 +105,7 @@ class Serving:
 
     def client_gone(self) -> None:
         """What the connection calls when it is lost: nobody waits any more, unless others do."""
-        if self.call is not None and self.call.is_awaited:
+        if self.call is not None and AWAITED.find(self.call):
             note_left(self.call)
         else:
             self.stop("client_gone")
@@ -277,8 +277,7 @@ class ServedRequest(Serving):
         comment = b": %b%b" % (text, comment_end(cycle.index))
         if not self.kept_alive:
             self.kept_alive = True
-            if self.call is not None:
-                self.call.is_begun = True
+            self.note_begun()
             own_id = self.request_id.encode()
             headers = [*EVENT_STREAM, (b"x-gateway-request-id", own_id), (b"x-request-id", own_id)]
             named_request(cycle.endpoint.shape, headers)
@@ -286,6 +285,11 @@ class ServedRequest(Serving):
         elif cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
             write_chunk(cycle, comment)
         return True
+
+    def note_begun(self) -> None:
+        """Notes that the head of the answer has gone out, if there is a call by now."""
+        if self.call is not None:
+            self.call.is_begun = True
 
     def interim(self, _text: bytes) -> bool:
         """Send an interim response; False when there is nobody to send it to any more."""
@@ -653,7 +657,6 @@ class Intake:
             peeked.thinks,
             peeked.large,
         )
-        served.call = call = Call(request, route, peeked.parsed, None, served.task, served.task)
         asks_by_metadata = peeked.metadata is not None
         if served.has_options or asks_by_metadata:
             requested = self._pipeline.options.intersection(index)
@@ -661,10 +664,11 @@ class Intake:
                 requested |= {METADATA}
             if requested:
                 route = self._route_for(plan, requested)
-                call.take(route)
-            if b"x-gateway-strict" in index:
-                route = replace(route, model=request_fields.strictly(route.model, index))
-                call.take(route)
+        served.call = call = Call(request, route, peeked.parsed, None, served.task)
+        if served.has_options and b"x-gateway-strict" in index:
+            # From here on a refusal is one of a call.
+            route = replace(route, model=request_fields.strictly(route.model, index))
+            call.take(route)
         hooks = route.hooks
         if hooks is not None:
             for read in hooks.read:

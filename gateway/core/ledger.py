@@ -72,6 +72,11 @@ def note_left(call: Call, *, has_left: bool = True) -> None:
     call.left = has_left
 
 
+def note_outcome(call: Call, outcome: str) -> None:
+    """Notes how the answer ended that a call gets, where that is known before its account is closed."""
+    call.outcome = outcome
+
+
 class Accounts:
     """Closes the accounts of calls and reports them to the meter."""
 
@@ -245,7 +250,9 @@ def overhead_s(call: Call, now: float) -> float:
         upstream_s = (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
     else:
         upstream_s = _upstream_s(call.attempts, now)
-    ours_s = now - call.request.received_at - upstream_s - call.queue_s - call.backoff_s
+    ours_s = now - call.request.received_at - upstream_s
+    if call.setbacks is not None:
+        ours_s = ours_s - call.setbacks.queue_s - call.setbacks.backoff_s
     return ours_s if ours_s > 0.0 else 0.0
 
 
@@ -593,14 +600,16 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
     """
     request = call.request
     own_id = request.id.encode()
+    setbacks = call.setbacks
+    denied, skips = (None, None) if setbacks is None else (setbacks.denied, setbacks.skips)
     headers = [
-        (b"x-gateway-queue-ms", b"%d" % (call.queue_s * 1000) if call.queue_s else b"0"),
+        (b"x-gateway-queue-ms", b"0" if setbacks is None else b"%d" % (setbacks.queue_s * 1000)),
         (b"x-gateway-overhead-ms", b"%.2f" % (overhead_s(call, now) * 1000)),
         (b"x-gateway-request-id", own_id),
     ]
     attempts = call.attempts
-    if call.denied is not None:
-        headers.append((b"x-gateway-retry-denied", call.denied.encode()))
+    if denied is not None:
+        headers.append((b"x-gateway-retry-denied", denied.encode()))
     hooks = call.route.hooks
     if hooks is not None:
         headers += hooks.fixed_headers
@@ -615,8 +624,8 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
         if cost_usd is not None:
             headers.append((b"x-gateway-cost-usd", b"%.8f" % cost_usd))
         upstream_id = last.upstream_request_id
-        if len(attempts) > 1 or call.skips:
-            trail = shown(attempts, skips=call.skips)
+        if len(attempts) > 1 or skips:
+            trail = shown(attempts, skips=skips)
         elif last.error_class is None:  # as in most calls: `str(last)` without a call
             trail = f"{last.target.name}:{last.status}"
         else:
@@ -624,8 +633,8 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
         headers += (b"x-gateway-target", last.target.name.encode()), (b"x-gateway-attempts", trail.encode())
     else:
         upstream_id = None
-        if call.skips:
-            headers.append((b"x-gateway-attempts", shown(attempts, skips=call.skips).encode()))
+        if skips:
+            headers.append((b"x-gateway-attempts", shown(attempts, skips=skips).encode()))
     if upstream_id is None:
         headers.append((b"x-request-id", own_id))
     # A client that sent an id of its own gets that back, and the provider's under another name.

@@ -18,6 +18,7 @@ from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines, clocks_of
 from gateway.core.attempts import Attempts
 from gateway.core.call import (
+    LED,
     Call,
     CallProduct,
     CallRoute,
@@ -128,7 +129,7 @@ class Pipeline:
                 call.take(replace(call.route, hooks=hooks))
             return await hooks.serve(call)
         except asyncio.CancelledError as stopped:
-            if not call.is_led:  # else a feature's own task goes on with it, and closes the account
+            if LED.find(call) is None:  # else a feature's own task goes on with it, and closes the account
                 self.accounts.settle_stopped(call, stopped)
             raise
         except GatewayError as error:

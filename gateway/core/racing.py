@@ -114,7 +114,6 @@ class Hedges:
 
         Its task has the answer or raises UpstreamFailed, as `dispatch` does. Cancelling this stops both attempts.
         """
-        call.task = None  # what is to be watched is the task of each attempt
         winner = self._start(call, attempt)
         running = [winner]
         second: Racer | None = None
@@ -436,7 +435,8 @@ class Failover:
         for one in call.attempts:
             if one.beside is stalled:
                 one.beside = None
-        call.denied = call.denied or move.denied
+        if move.denied is not None and call.denied is None:
+            call.meet().deny(move.denied)
 
     def _end(self, call: Call, move: Move) -> None:
         """Ends what a move has under way, which is not needed: settles what it reserved, and estimates its cost."""

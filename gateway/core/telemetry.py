@@ -106,7 +106,7 @@ class CallCounter:
             or usage.estimated
             or usage.doubt
             or record.retries_usd
-            or call.skips
+            or (call.setbacks is not None and call.setbacks.skips)
         ):
             self._count_any(record)
             return
@@ -641,15 +641,17 @@ class JsonLines:
         call, usage = record.call, record.usage
         request = call.request
         attempts = call.attempts
-        if len(attempts) != 1 or usage is None or record.retries_usd or call.denied:
+        if len(attempts) != 1 or usage is None or record.retries_usd:
             return self._any_line(at, record)
         (attempt,) = attempts
         if attempt.error_class is not None or attempt.gaps or usage.cache_written or request.endpoint.tokens == "none":
             return self._any_line(at, record)
         if usage.parts is not ALL_TEXT or usage.tier or (usage.estimated and record.outcome != "ok"):
             return self._any_line(at, record)
-        if record.fields is not None or call.skips:
+        setbacks = call.setbacks
+        if record.fields is not None or (setbacks is not None and (setbacks.skips or setbacks.denied)):
             return self._any_line(at, record)
+        queue_s, backoff_s = (0.0, 0.0) if setbacks is None else (setbacks.queue_s, setbacks.backoff_s)
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s
         who = _who(
@@ -669,7 +671,7 @@ class JsonLines:
             f'"cost_usd":{"null" if cost_usd is None else orjson.dumps(cost_usd).decode()},'
             f'"retries_usd":null,"retry_denied":null,"duration_ms":{round(record.duration_s * 1000, 2)},'
             f'"first_byte_ms":{"null" if first_byte_s is None else round(first_byte_s * 1000, 2)},'
-            f'"queue_ms":{round(call.queue_s * 1000, 2)},"backoff_ms":{round(call.backoff_s * 1000, 2)},'
+            f'"queue_ms":{round(queue_s * 1000, 2)},"backoff_ms":{round(backoff_s * 1000, 2)},'
             f'"overhead_ms":{round(record.overhead_s * 1000, 2)},"policy":{call.route.policy.version}{self._end}'
         )
 

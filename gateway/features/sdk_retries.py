@@ -17,7 +17,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve
+from gateway.core.admission.admission import take_age
+from gateway.core.call import AWAITED, EARLIER_TRIES, LED, Call, CallFeature, CallRoute, Reply, Serve, earlier_tries_of
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers
@@ -58,7 +59,7 @@ class RepeatedCalls(CallFeature):
         """Notes how often the SDK has sent the call before; what makes no sense says nothing."""
         count = headers.get(RETRY_COUNT, b"0")
         if count != b"0" and count.isdigit() and len(count) < 4:
-            call.earlier_tries = int(count)
+            EARLIER_TRIES.put(call, int(count))
 
     async def serve(self, call: Call, next: Serve) -> Reply:
         """Returns the reply to the call, or that of the call that it repeats."""
@@ -78,7 +79,7 @@ class RepeatedCalls(CallFeature):
                 return reply
             # An SDK retry waits for this answer, so both read a shared one. A call that a feature leads has readers already,
             # and still has to pass the answer on to them after its own client has left.
-            is_at_the_edge = call.task is not None
+            is_at_the_edge = LED.find(call) is None
             ended = self._flights.share(call, reply)
             if call.left and is_at_the_edge:
                 return Reply(CLIENT_GONE_STATUS, [])
@@ -113,7 +114,8 @@ class RepeatedCalls(CallFeature):
         """Notes the call; returns the original that it repeats, if that is running and has no follower."""
         bucket = self._buckets[len(call.request.body) % BUCKETS_BY_LENGTH]
         originals = (one for one, body in bucket.values() if body == call.request.body and _repeats(call, one))
-        original = next(originals, None) if call.earlier_tries else None
+        # Most calls have no slots at all, and are not asked for more.
+        original = next(originals, None) if call.slots is not None and EARLIER_TRIES.find(call) else None
         bucket[id(call)] = call, call.request.body
         return original
 
@@ -135,8 +137,8 @@ class RepeatedCalls(CallFeature):
         Raises the original's GatewayError, or DeadlineExceeded when the call's own time is up. A call that is served itself
         after all takes on the age of its original: age decides the order among calls that are queued again.
         """
-        call.seq = -abs(original.seq)  # the original may not have been let through itself
-        call.parsed = None  # its memory is not needed as long as it waits
+        take_age(call, original)
+        call.drop_parsed()  # its memory is not needed as long as it waits
         ended = await self._end_of(original, call)
         if isinstance(ended, GatewayError):
             try:
@@ -154,12 +156,12 @@ class RepeatedCalls(CallFeature):
         entered = bucket.pop(id(original))
         since = self._clock.monotonic()
         timer = self._clock.call_at(request.deadline, lambda: _time_is_up(end)) if request.deadline_is_callers else None
-        original.is_awaited = True
+        AWAITED.put(original, True)
         try:
             return await end
         finally:
-            original.is_awaited = False
-            call.queue_s += self._clock.monotonic() - since
+            AWAITED.drop(original)
+            call.meet().wait(self._clock.monotonic() - since)
             if timer is not None:
                 timer.cancel()
             if self._ends.pop(id(original), None) is not None:  # it goes on, and may be followed again
@@ -173,7 +175,7 @@ def _repeats(call: Call, earlier: Call) -> bool:
     """Returns whether the call is the earlier one, sent again by the same caller."""
     return (
         call.route.key.name == earlier.route.key.name
-        and call.earlier_tries > earlier.earlier_tries
+        and earlier_tries_of(call) > earlier_tries_of(earlier)
         and call.request.tenant == earlier.request.tenant
         and call.request.credential == earlier.request.credential
         and call.route.model.on_loss == earlier.route.model.on_loss

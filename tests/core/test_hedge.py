@@ -661,7 +661,6 @@ async def test_time_that_is_up_ends_attempts_and_not_the_call() -> None:
     call = track.bench.call(deadline=track.bench.clock.now + 3, deadline_is_callers=True)
 
     async def serve() -> Reply:
-        call.task = asyncio.current_task()  # as the edge does
         return await track.bench.pipeline.handle(call)
 
     serving = asyncio.ensure_future(serve())

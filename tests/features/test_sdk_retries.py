@@ -485,10 +485,10 @@ def serve_at_the_edge(bench: Bench, **changes: object) -> tuple[asyncio.Task[Non
         await reply.close()
 
     call = bench.call(**changes)
-    call.task = call.server = asyncio.ensure_future(serve())
-    serving = Serving_(call.task)
+    call.server = asyncio.ensure_future(serve())
+    serving = Serving_(call.server)
     serving.call = call
-    return call.task, serving
+    return call.server, serving
 
 
 async def _nothing() -> AsyncGenerator[bytes, None]:

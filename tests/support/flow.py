@@ -11,7 +11,7 @@ from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.balancing import BUILT_IN_RULES, Choice, Retries
-from gateway.core.call import Call, CallRecord, CallRoute, Reply, Request, Slot
+from gateway.core.call import EARLIER_TRIES, Call, CallRecord, CallRoute, Reply, Request, Setbacks, Slot
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
@@ -325,12 +325,16 @@ class Bench:
             "path": "/chat/completions",
             "tenant": "web",
         }
-        if "sdk_retry" in changes:
-            changes["earlier_tries"] = changes.pop("sdk_retry")
+        tries: Any = changes.pop("sdk_retry", 0)
+        not_expressible: Any = changes.pop("not_expressible", None)
         state = {slot: changes.pop(name) for name, slot in SLOTS.items() if name in changes}
         for part, kind in ((request, Request), (route, CallRoute)):
             part |= {one.name: changes.pop(one.name) for one in fields(kind) if one.name in changes}
         call = Call(Request(**request), CallRoute(**route), **cast("dict[str, Any]", changes))
+        if tries:
+            EARLIER_TRIES.put(call, tries)
+        if not_expressible is not None:
+            call.meet().not_expressible = not_expressible
         for slot, value in state.items():
             if value is not None:
                 slot.put(call, value)
@@ -343,6 +347,16 @@ class Bench:
             return reply, await read_all(reply)
         finally:
             await reply.close()
+
+
+def changed(call: Call, **changes: object) -> Call:
+    """A copy of a call with other fields, which are its own, its request's, its route's, or those of its setbacks."""
+    parts: dict[str, Any] = {"request": call.request, "route": call.route, "setbacks": call.setbacks or Setbacks()}
+    for name, part in parts.items():
+        own = {one.name: changes.pop(one.name) for one in fields(part) if one.name in changes}
+        if own:
+            changes[name] = replace(part, **own)
+    return replace(call, **changes)  # type: ignore[arg-type]  # fields by name, for the tests' convenience
 
 
 async def read_all(reply: Reply) -> bytes:

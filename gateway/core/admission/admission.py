@@ -21,7 +21,7 @@ from gateway.core.admission.keys import KeyBudgets, KeyLimits, RetryBudgets
 from gateway.core.admission.outcomes import AttemptOutcomes, HealthPropagation, refusal_after_wait, too_late, traits_of
 from gateway.core.admission.planner import RANKS, Planner, estimate_of, opens_at
 from gateway.core.admission.queue import DelayQueue, Held, Left, Option
-from gateway.core.call import Call
+from gateway.core.call import Call, earlier_tries_of
 from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, CircuitOpen, DeadlineExceeded, GatewayError, QueueFull
 from gateway.core.ledger import CostEstimates
@@ -95,7 +95,7 @@ class Admission:
         probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in left]) - now
         # inf: all were put out of service by hand, and nobody knows for how long.
         probed_s = max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S
-        back_after_s = min(BACK_AFTER_S * 2.0 ** min(call.earlier_tries, 10), LONGEST_BACK_AFTER_S)
+        back_after_s = min(BACK_AFTER_S * 2.0 ** min(earlier_tries_of(call), 10), LONGEST_BACK_AFTER_S)
         return max(probed_s + BACK_AFTER_S, back_after_s) + BACK_AFTER_S * (now * 1e4 % 1.0)
 
     def limits_together(self, call: Call, headers: RawHeaders) -> Iterator[tuple[bytes, bytes]]:
@@ -404,8 +404,9 @@ class Waiting:
         self._queue.hold(held, options, likely, is_back=is_back, fallback_options=fallback_options, widen_at=widen_at)
         # Beside an attempt that has stalled the call waits for that one as well: this is no delay of its own.
         is_beside = any(one.is_stalled for one in call.attempts)
+        setbacks = call.meet()
         if not is_beside:
-            call.held = held
+            setbacks.held = held
         try:
             await turn
         except BaseException:  # cancelled, perhaps just when its turn had come
@@ -417,10 +418,15 @@ class Waiting:
         finally:
             waited_s = self._clock.monotonic() - since
             if not is_beside:
-                call.held = None
-                call.queue_s += waited_s
+                setbacks.held = None
+                setbacks.queue_s += waited_s
             self._meter.waited(call.request.lane, waited_s)
         return held
+
+
+def take_age(call: Call, original: Call) -> None:
+    """Has a call take on the age of the one that it repeats, once it enters; that one may not have entered itself."""
+    call.seq = -abs(original.seq)
 
 
 def _skipped(call: Call) -> str:

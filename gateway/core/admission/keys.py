@@ -155,6 +155,10 @@ class KeyBudgets:
             reserved.usd = usd
         return True
 
+    def share(self, call: Call, made_for_it: Call) -> None:
+        """Has a call own what another one that was made for it has reserved, if it had reserved nothing before."""
+        call.reserved = call.reserved or made_for_it.reserved
+
     def spent(self, call: Call, usd: float) -> None:
         """The call has cost so much, whatever it has reserved, unless all of that is charged."""
         if call.route.key.budget_usd_per_day is None:
@@ -386,6 +390,16 @@ class KeyLimits:
             retry_after_s=limits.promise(cost, now + wait_s) - now,
             limit=f"{call.route.key.name} {name}",
         )
+
+    def charge(self, call: Call, usage: Usage, now: float) -> None:
+        """Takes what a call that goes on has used beyond what it took, so that its end corrects only what is left."""
+        limits = self.sets.get(call.route.key.name)
+        if limits is not None and call.key_cost is not None:
+            limits.charge(Cost(0, usage.input, usage.output), now)
+            cost = call.key_cost
+            call.key_cost = cost._replace(
+                input_tokens=cost.input_tokens + usage.input, output_tokens=cost.output_tokens + usage.output
+            )
 
     def settle(self, call: Call, usage: Usage | None, now: float) -> None:
         """Corrects what the call took to what it used."""

@@ -18,7 +18,7 @@ from gateway.core.admission.gates import Gates
 from gateway.core.admission.keys import KeyLimits
 from gateway.core.admission.planner import estimate_of, is_moving
 from gateway.core.admission.queue import DelayQueue, Held, Left, Option, WaitingLine
-from gateway.core.call import Call
+from gateway.core.call import Call, earlier_tries_of
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, Scope
 from gateway.core.errors import (
@@ -368,7 +368,7 @@ class AttemptOutcomes:
             return
         now = self._clock.monotonic()
         gate = reservation.gate
-        if len(attempts_apart(call.attempts, attempt)) == 1 and not call.earlier_tries and not is_ours:
+        if len(attempts_apart(call.attempts, attempt)) == 1 and not earlier_tries_of(call) and not is_ours:
             gate.health.breaker.fresh_failed_at = now
         # Before the reservation ends, which gives the permits of an unjudged attempt back without news.
         self._judge(

@@ -50,11 +50,13 @@ class Planner:
 
     def plan(self, call: Call) -> Plan:
         """Returns the targets that can do what the call needs. Raises InvalidRequest when there is none."""
-        if call.not_expressible is None:
+        setbacks = call.setbacks
+        if setbacks is None or setbacks.not_expressible is None:
             return self._able(call)
-        able = Plan(*([one for one in targets if one.name not in call.not_expressible] for targets in self._able(call)))
+        refusals = setbacks.not_expressible
+        able = Plan(*([one for one in targets if one.name not in refusals] for targets in self._able(call)))
         if not able.own and not able.others:
-            first = next(iter(call.not_expressible.values()))
+            first = next(iter(refusals.values()))
             raise InvalidRequest(f"{first.message}{call.route.model.skipped}", param=first.param, code=first.code)
         return able
 
@@ -166,15 +168,17 @@ class Planner:
         now = self._clock.monotonic()
         for target in targets:
             if target.name not in met:
-                call.skips = {} if call.skips is None else call.skips
+                setbacks = call.meet()
+                setbacks.skips = {} if setbacks.skips is None else setbacks.skips
                 why = reason or self._skip_reason(call, target, now)
-                call.skips.setdefault(target.name, Skip(target.name, why, len(call.attempts)))
+                setbacks.skips.setdefault(target.name, Skip(target.name, why, len(call.attempts)))
 
     def forget_skips(self, call: Call, targets: Iterable[Target]) -> None:
         """Forgets that the call went past these targets since its last attempt: it has waited for them."""
-        for target in targets if call.skips else ():
-            if call.skips and target.name in call.skips and call.skips[target.name].after == len(call.attempts):
-                del call.skips[target.name]
+        skips = None if call.setbacks is None else call.setbacks.skips
+        for target in targets if skips else ():
+            if skips and target.name in skips and skips[target.name].after == len(call.attempts):
+                del skips[target.name]
 
     def _skip_reason(self, call: Call, target: Target, now: float) -> str:
         """Returns what keeps the call away from the target, where something does; what a person has to mend goes first."""

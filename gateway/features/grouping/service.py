@@ -23,6 +23,7 @@ from gateway.core.admission.planner import estimate_of
 from gateway.core.attempts import Attempts
 from gateway.core.call import (
     ALONE,
+    EARLIER_TRIES,
     Call,
     CallFeature,
     CallRoute,
@@ -33,6 +34,7 @@ from gateway.core.call import (
     Slot,
     Stream,
     Whole,
+    earlier_tries_of,
 )
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
@@ -147,8 +149,8 @@ class Group:
             replace(first.route, hooks=None),
             seq=min(call.seq for call in calls),
             estimate=self.tokens,
-            earlier_tries=first.earlier_tries,
         )
+        EARLIER_TRIES.put(self.call, earlier_tries_of(first))
         for call in calls:
             GROUP.put(call, GroupedCall(self.call, len(calls)))
         return self.call
@@ -230,7 +232,7 @@ class Groups(CallFeature):
             return await next(call)
         await self._admission.ask_key(call)
         member = Member(call, input, max(1, estimate_of(call)))
-        call.parsed = None
+        call.drop_parsed()
         group, leave = self._join(member, rules)
         timer = None
         if call.request.deadline_is_callers:
@@ -406,9 +408,8 @@ def _note_attempts(member: Member, group: Group, share: float) -> dict[Attempt, 
         one: replace(one, reservation=None, cost_usd=None if one.cost_usd is None else one.cost_usd * share)
         for one in joined.attempts
     }
-    call.attempts = [*shares.values()]
-    call.queue_s, call.backoff_s, call.denied = joined.queue_s, joined.backoff_s, joined.denied
-    call.skips = joined.skips
+    call.attempts.extend(shares.values())
+    call.share_setbacks(joined)
     return shares
 
 

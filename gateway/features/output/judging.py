@@ -18,7 +18,17 @@ import orjson
 
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines, clocks_of
-from gateway.core.call import Call, ErrorAnswer, Opened, Stream, Whole, upstream_model
+from gateway.core.call import (
+    EARLIER_TRIES,
+    Call,
+    ErrorAnswer,
+    Opened,
+    Setbacks,
+    Stream,
+    Whole,
+    earlier_tries_of,
+    upstream_model,
+)
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.health.target_health import CLIENT_GONE
@@ -69,7 +79,7 @@ async def hold(
     attempt, end, texts = opened.attempt, HeldEnd(), StreamedTexts(call.request.endpoint.name)
     chunks = relay.chunks(end, clocks_of(attempt.target, call), clock.monotonic)
     parts, size = [], 0
-    task = watch.begin(call.request.deadline, call.task, attempt, call) if call.request.deadline_is_callers else None
+    task = watch.begin(call.request.deadline, attempt, call) if call.request.deadline_is_callers else None
     try:
         async for chunk in chunks:
             attempt.last_activity_at = clock.monotonic()  # it is anything but silent, though nobody hears of it
@@ -171,11 +181,9 @@ class Repairs:
         finally:
             for one in repair.attempts:  # of what has ended there is nothing left to give back
                 admission.outcomes.cancelled(one, CLIENT_GONE)
-            call.queue_s += repair.queue_s
-            call.backoff_s += repair.backoff_s
-            call.denied = call.denied or repair.denied
-            call.skips = call.skips or repair.skips
-            call.reserved = call.reserved or repair.reserved
+            if repair.setbacks is not None:
+                call.meet().add(repair.setbacks)
+            admission.budgets.share(call, repair)
 
     def _targets(self, call: Call, bad: Attempt, repair: Call, rule: OutputRule, first: int) -> Sequence[Target]:
         """Returns where the repair may go; nowhere, if the call has no time, attempts or money for it."""
@@ -241,17 +249,17 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         large=None,
     )
     # It is as old as the call, so its key is not billed again; what it has reserved of the key is theirs together.
-    return Call(
+    repair = Call(
         request,
         replace(call.route, model=model, endpoint=endpoint),
-        task=call.task,
         server=call.server,
         attempts=call.attempts,
         reserved=call.reserved,
         seq=call.seq,
-        skips=call.skips,
-        earlier_tries=call.earlier_tries,
+        setbacks=None if call.skips is None else Setbacks(skips=call.skips),
     )
+    EARLIER_TRIES.put(repair, earlier_tries_of(call))
+    return repair
 
 
 # --- checks that take long, in a process of their own: bounded in time and memory, one at a time, tenants in turn ---

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from gateway.core.answers import wants_usage
-from gateway.core.call import INVALID_ANSWER, VARIANT, Call, Reply, deciding_attempt
+from gateway.core.call import FALLBACK_ANSWER, INVALID_ANSWER, VARIANT, Call, Reply, deciding_attempt
 from gateway.core.clock import Clock, Timer
-from gateway.core.ledger import answer_headers
+from gateway.core.ledger import answer_headers, note_outcome
 from gateway.core.openai.sse import split_events
 from gateway.core.ports import STORE_S, Later, result_or_default
 from gateway.core.types import ErrorClass, Kept
@@ -238,7 +238,7 @@ class ReuseLayers:
 
     def is_stale_better(self, call: Call, status: int) -> bool:
         """Returns whether a stale answer was set aside for the call that is better than an error with this status."""
-        return call.has_fallback_answer and status in NO_BETTER_ANSWER
+        return FALLBACK_ANSWER.find(call) is not None and status in NO_BETTER_ANSWER
 
     def stale_reply(self, call: Call, status: int) -> Reply | None:
         """Returns the stale answer that was set aside for the call, if it is better than an error with this status."""
@@ -290,7 +290,8 @@ class ReuseLayers:
                 if reply is not None:
                     return reply
             elif (replay := OUTCOME.find(call)) is not None and fresh_s + rule.stale_if_error_s > 0:
-                replay.stale, call.has_fallback_answer = kept, True
+                replay.stale = kept
+                FALLBACK_ANSWER.put(call, True)
         note(call, "exact", "miss")
         return None
 
@@ -325,7 +326,7 @@ class ReuseLayers:
         if body is None:  # a lower layer may have it in another form
             return None
         mark_served_from(call, kept, layer, result, self._clock.wall())
-        call.outcome = kept.outcome
+        note_outcome(call, kept.outcome)
         shared = replay_headers(call, kept)
         headers = [*shared, *answer_headers(call, self._clock.monotonic())]
         pace_s = CACHING.of(call.route.model).exact.pace_s

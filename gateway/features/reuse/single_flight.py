@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
-from gateway.core.call import Call, Reply, deciding_attempt
+from gateway.core.call import LED, Call, Reply, deciding_attempt
 from gateway.core.clock import Clock
 from gateway.core.errors import (
     BudgetExceeded,
@@ -294,8 +294,7 @@ class SingleFlight:
         """Runs `work` in a task of its own; the answer is found under its keys until that ends."""
         for key in shared.keys:
             self._by_key[key] = shared
-        shared.call.task = None  # the edge's task only reads
-        shared.call.is_led = True
+        LED.put(shared.call, True)  # the edge's task only reads
         shared.task = task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(lambda _: self._completed(shared))
@@ -341,7 +340,7 @@ class SingleFlight:
         """Returns the shared answer for this call; None: the call looks again, for it need not fail as its leader did."""
         is_own = shared.call is call
         if not is_own:
-            call.parsed = None  # its memory is not needed as long as it waits
+            call.drop_parsed()  # its memory is not needed as long as it waits
         reader = shared.enter()
         since = self._clock.monotonic()
         timer = None
@@ -367,7 +366,7 @@ class SingleFlight:
             if timer is not None:
                 timer.cancel()
             if not is_own:
-                call.queue_s += self._clock.monotonic() - since
+                call.meet().wait(self._clock.monotonic() - since)
         return self._reply(call, shared, reader)
 
     def _reply(self, call: Call, shared: SharedAnswer, reader: AnswerReader) -> Reply:

@@ -137,7 +137,7 @@ class MergedLists:
             query=urlencode({**params, "limit": str(limit)}).encode(),
             tenant=request_fields.choose_tenant(key, index),
         )
-        return Call(sent, replace(plan.route, is_internal=True), task=task, server=task)
+        return Call(sent, replace(plan.route, is_internal=True), server=task)
 
 
 # --- batches as their pollers see them ---

@@ -6,7 +6,6 @@ and lines share.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
@@ -387,7 +386,6 @@ class CallServer:
         call: Call | None = None
         try:
             call = await self._make_call(request)
-            call.task = asyncio.current_task()
             if on_call is not None:
                 on_call.append(call)
             reply = await self._serve(call)

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from gateway.core.call import Call, ErrorAnswer, Opened, Reply, Stream, upstream_model
 from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.ledger import answer_headers, cost_usd, usage_usd
-from gateway.core.limits.estimate import Cost
 from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.openai.headers import response_headers
 from gateway.core.openai.usage import added
@@ -393,13 +392,7 @@ class RealtimeSessions:
         if session.attempt.reservation is not None:
             gate = session.attempt.reservation.gate
             gate.limits.charge(gate.charge(usage.input, None, usage.output, usage.cached), now)
-        limits = self._admission.keys.sets.get(call.route.key.name)
-        if limits is not None and call.key_cost is not None:
-            limits.charge(Cost(0, usage.input, usage.output), now)
-            reserved = call.key_cost  # so that the end corrects what was not charged yet
-            call.key_cost = reserved._replace(
-                input_tokens=reserved.input_tokens + usage.input, output_tokens=reserved.output_tokens + usage.output
-            )
+        self._admission.keys.charge(call, usage, now)
         session.responses_usd += cost_usd(call, session.target, usage) or 0.0
         return self._over_budget(session)
 

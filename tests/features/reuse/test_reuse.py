@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.call import CallRoute, Reply
+from gateway.core.call import FALLBACK_ANSWER, CallRoute, Reply
 from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
@@ -589,7 +589,7 @@ async def test_a_stale_answer_is_better_than_none(error: Script) -> None:
     assert cache_of(reply) == b"stale"
     assert dict(reply.headers)[b"age"] == b"70"
     assert outcomes(bench) == ["ok", "ok"]
-    assert [record.call.has_fallback_answer for record in bench.meter.accounts] == [False, True]
+    assert [FALLBACK_ANSWER.find(record.call) for record in bench.meter.accounts] == [None, True]
     bench.clock.advance(30)
     reply, body = await bench.serve(**asking())
     assert cache_of(reply) == b"miss"
