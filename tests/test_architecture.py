@@ -15,7 +15,7 @@ from tests.rails.trees import MODULES, all_imports_of, imports_of, nodes_of, tre
 
 MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
-    "admin": {"core", "dialects", "features", "installed", "products", "routes"},
+    "admin": {"core", "dialects", "routes"},
     "app": {
         "admin",
         "call_products",

@@ -32,7 +32,6 @@ DELETABLE = (
 """The products without which a gateway runs; where one goes, those that need it go with it (`NEEDS`)."""
 IN_THE_WAY: Final[dict[str, set[str]]] = {
     "gateway.features.reuse": {
-        "admin",
         "features",
         "gateway.features.runs",
         "gateway.products.batches",
@@ -40,7 +39,6 @@ IN_THE_WAY: Final[dict[str, set[str]]] = {
         "gateway.products.responses",
     },
     "gateway.features.runs": {
-        "admin",
         "cli",
         "gateway.products.batches",
         "gateway.products.jobs",
@@ -54,13 +52,11 @@ IN_THE_WAY: Final[dict[str, set[str]]] = {
         "gateway.products.pipelines",
     },
     "gateway.products.responses": {
-        "admin",
         "dialects",
         "gateway.products.jobs",
         "routes",
     },
     "gateway.products.jobs": {
-        "admin",
         "cli",
         "gateway.products.batches",
         "gateway.products.pipelines",

@@ -1,7 +1,8 @@
 """What would happen to a request, without sending anything; and what the gateway makes of a provider's error.
 
 In this order: a request's route, targets and policies (`explain`), a provider's error (its class, rule, and why it
-matched), who keeps a response, and what a call becomes at targets that do not speak its language.
+matched), and what a call becomes at targets that do not speak its language. What products do for a request their sections of
+the config say.
 """
 
 from __future__ import annotations
@@ -18,35 +19,27 @@ from gateway.core.call import CallProduct, CallRoute
 from gateway.core.error_tables import Diagnosis, ErrorFacts, ErrorRule, ErrorTable, answer_of, read_body
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.health.detector import BreakerRules
+from gateway.core.ledger import usage_usd
+from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import Capabilities
 from gateway.core.patience import SDK_S
 from gateway.core.request_fields import METADATA, Peeked, RoutePlan, peek, plan_route
-from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target, targets_hidden_from_callers
-from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
+from gateway.core.snapshot import (
+    Counting,
+    ExplainedRequest,
+    Key,
+    Model,
+    PolicySnapshot,
+    Rates,
+    Target,
+    targets_hidden_from_callers,
+)
+from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders, Usage
 from gateway.dialects import http as door
 from gateway.dialects.endpoints import ENDPOINTS
 from gateway.dialects.target_languages import Conversion
-from gateway.features.reuse.rules import CACHING, Caching, applies
-from gateway.features.runs.rules import KEY_WORKFLOW, OTHER, WORKFLOWS, RunPart
-from gateway.features.runs.step import part_of, run_words
-from gateway.installed import is_installed
-from gateway.products.jobs.admin import attempt_usd, explain_job
-from gateway.products.jobs.model import RESPONSE, is_ours
-from gateway.products.jobs.rules import JOB_RULES, JOBS
-from gateway.products.responses.keeping import RESPONSES, keeping_of
-from gateway.products.responses.rules import Keeping, keeps, read_response_options
-
-# One that is not here has nothing to explain.
-if is_installed("gateway.features.degrade"):
-    from gateway.features.degrade.rules import DEGRADE, FIELDS_AT
-if is_installed("gateway.features.grouping"):
-    from gateway.features.grouping.rules import GROUPING, RESULTS
-if is_installed("gateway.products.pipelines"):
-    from gateway.products.pipelines.compile import PIPELINE
-if is_installed("gateway.features.output"):
-    from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
 
 _CHARGES = {
     "max": "the larger of input tokens and max_tokens",
@@ -112,33 +105,22 @@ def _lines(
     yield f"deadline  {_deadline(plan)}"
     if products:
         yield from explain_products(products, plan.route)
-    if is_installed("gateway.products.pipelines") and (pipeline := PIPELINE.of(model)) is not None:
-        steps = ", ".join(pipeline.steps)
-        yield f"pipeline  a run of its steps, each a job: {steps}"
-        yield f"          gateway pipelines explain {pipeline.name} shows them"
+    if instead := [line for one in policy.sections for line in one.explain_instead(model)]:
+        yield from instead
         return
     if not peeked.stream and model.holding.interim is None and plan.deadline_s > PROXY_PATIENCE_S:
         yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
-    yield from _part(
-        part_of(run_words({}, (peeked.parsed or {}).get("metadata")), WORKFLOWS.of(policy), KEY_WORKFLOW.of(key))
-    )
-    if is_installed("gateway.features.degrade"):
-        yield from _degrade(endpoint, model)
-    yield f"cache     {_cache(endpoint, peeked, CACHING.of(model))}"
+    request = ExplainedRequest(policy, endpoint, key, model, peeked.model, body, peeked.parsed, peeked.stream)
+    sections = sorted(policy.sections, key=lambda one: one.explain_order)
+    yield from (line for one in sections if one.explain_order < 0 for line in one.explain(request))
     yield from _retries(model.retries)
-    if is_installed("gateway.features.grouping"):
-        yield from _grouping(endpoint, model)
-    if is_installed("gateway.features.output") and (output := OUTPUT.of(model)) and endpoint.name in CHECKED:
-        yield f"output    {_output(output, is_stream=peeked.stream)}"
-    yield from explain_job(policy, endpoint, key, peeked, model, body)
-    if (keeping := explain_keeping(policy, endpoint, key, peeked, model)) is not None:
-        yield f"response  kept {keeping}"
+    yield from (line for one in sections if one.explain_order > 0 for line in one.explain(request))
     yield f"plan      {_CHOICES[model.choice]}"
     strangers = list(targets_hidden_from_callers(model))
     for number, (target, use) in enumerate(_plan(model), 1):
         yield f"  {number}. {target.name}{use}{_limits(target.limits)}"
         yield from (f"     {bound}" for one, bound in strangers if one.name == target.name)
-        yield from (f"     {line}" for line in _target(endpoint, key, peeked, target, body))
+        yield from (f"     {line}" for line in _target(request, target))
         yield from (f"     {line}" for line in explain_conversion(endpoint, model, target, body))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
@@ -172,68 +154,6 @@ def _deadline(plan: RoutePlan) -> str:
     )
 
 
-def _part(part: RunPart | None) -> Iterator[str]:
-    """Yields in words which workflow a call is a part of by its key or body, and where the fuse of its runs blows."""
-    if part is None:
-        return
-    rules = part.rules
-    if rules is None:
-        yield f"workflow  {part.workflow or 'none'}: not declared, counted as {OTHER}"
-        return
-    bounds = [] if rules.usd_per_run is None else [f"${rules.usd_per_run:g}"]
-    bounds += [] if rules.max_calls_per_run is None else [f"{rules.max_calls_per_run} calls"]
-    fuse = f"a run may take {' and '.join(bounds)}" if bounds else "its runs have no fuse"
-    yield f"workflow  {rules.name}, counted as task {part.labels[1]}; {fuse}"
-
-
-def _degrade(endpoint: Endpoint, model: Model) -> Iterator[str]:
-    """Yields in words when calls ask for less, and for how much."""
-    if (degrade := DEGRADE.of(model)) is not None and endpoint.name in FIELDS_AT:
-        less = ", ".join(f"{name} {value}" for name, value in degrade.set.items())
-        yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"
-
-
-def _grouping(endpoint: Endpoint, model: Model) -> Iterator[str]:
-    """Yields in words which calls go to their provider together."""
-    if (grouping := GROUPING.of(model)) is not None and endpoint.name in RESULTS:
-        shown = f"{grouping.most} inputs, or {grouping.window_s * 1000:g} ms"
-        yield f"grouped   with calls that differ in their inputs only: up to {shown}"
-
-
-def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
-    """Returns in words which answers are kept, shared and given again."""
-    parsed, exact = peeked.parsed or {}, caching.exact
-    parts = [f"set {caching.name}"]
-    parts.append("an Idempotency-Key is " + (f"kept for {caching.keep_s:g} s" if caching.keep_s else "ignored"))
-    parts.append("shared with equal calls" if applies(caching.coalesce, endpoint.name, parsed) else "not shared")
-    is_kept = applies(exact.requests, endpoint.name, parsed)
-    parts.append(f"given again for {exact.ttl_s:g} s" if is_kept else "not given again")
-    if is_kept and exact.stale_if_error_s:
-        parts.append(f"{exact.stale_if_error_s:g} s longer when nobody can answer")
-    if caching.semantic is not None:
-        parts.append(f"to other words with similarity {caching.semantic.threshold:g} by {caching.semantic.embeddings}")
-    return ", ".join(parts)
-
-
-def _output(rule: OutputRule, *, is_stream: bool) -> str:
-    """Returns in words what an answer has to be, and what is done about one that is not."""
-    parts = [
-        "keeps the schema that the request names, if it does"
-        if rule.schema is None
-        else "keeps the schema of its model"
-    ]
-    if is_stream and rule.stream == "relay":
-        return f"{parts[0]}: a stream is relayed, and only counted as valid or not"
-    if rule.retry:
-        parts.append(f"asked for again up to {rule.retry} times")
-    if rule.repair_with is not None:
-        parts.append(f"repaired by {rule.repair_with}")
-    if rule.max_usd is not None:
-        parts.append(f"for at most ${rule.max_usd:g}")
-    parts.append("else 502 output_invalid" if rule.at_last == "fail" else "else given as it is")
-    return ", ".join(parts) + ("; held back until then" if is_stream else "")
-
-
 def _plan(model: Model) -> Iterator[tuple[Target, str]]:
     """Yields the targets that a call may use, with the words that say when."""
     for target in model.plan:
@@ -248,10 +168,11 @@ def _suspect(clocks: Clocks) -> str:
     return f"suspect when {clocks.suspect_in_flight} calls hear nothing for {clocks.suspect_factor:g} times what is usual there"
 
 
-def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: bytes) -> Iterator[str]:
+def _target(request: ExplainedRequest, target: Target) -> Iterator[str]:
+    endpoint, key = request.endpoint, request.key
     clocks = target.clocks_by.get((endpoint.name, key.lane), target.clocks)
     yield f"tier {target.order}, weight {target.weight:g}, account {target.account or 'of the caller'}"
-    yield f"{_rewrite(endpoint, peeked.model, target)}; {_price(endpoint, key, peeked, target, body)}"
+    yield f"{_rewrite(endpoint, request.requested_model, target)}; {_price(request, target)}"
     yield _counts(target.counting)
     if target.edits is not None:
         names = ", ".join(name for name, _ in target.edits.set) or "nothing"
@@ -262,11 +183,11 @@ def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: 
         f"connect {clocks.connect_s:g} s, first byte {clocks.first_byte_s:g} s, "
         f"idle {clocks.idle_s:g} s, total {clocks.total_s:g} s"
     )
-    if peeked.stream:
+    if request.is_stream:
         first_s = clocks.first_event_s
         yield f"first event {'by what is usual there' if first_s is None else f'{first_s:g} s'}"
     yield _suspect(clocks)
-    if peeked.stream and clocks.least_events_per_s:
+    if request.is_stream and clocks.least_events_per_s:
         yield f"a stream drips below {clocks.least_events_per_s:g} events/s over {clocks.drip_window_s:g} s"
     yield _breaker(target.breaker, key)
 
@@ -304,8 +225,24 @@ def _rewrite(endpoint: Endpoint, requested_model: str, target: Target) -> str:
     return f"the body's model becomes {name!r}{'' if target.edits is not None else ', nothing else changes'}"
 
 
-def _price(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: bytes) -> str:
-    rates = target.find_rates(target.model or peeked.model)
+def attempt_usd(request: ExplainedRequest, target: Target) -> float | None:
+    """Returns what an attempt at the target is estimated to cost before anything was learned; None: not priced."""
+    endpoint, body = request.endpoint, request.body
+    rates = target.find_rates(target.model or request.requested_model)
+    if endpoint.media is not None:
+        parsed = request.parsed or {}
+        certain = endpoint.media.certain(None, body, parsed)
+        return usage_usd(rates, endpoint.media.estimated(certain, body, parsed))
+    if endpoint.tokens == "none" or request.parsed is None:
+        return usage_usd(rates, Usage(0, 0))
+    tokens = estimate_input_tokens(body, request.parsed)
+    output_tokens = target.counting.first_output_tokens if endpoint.tokens == "both" else 0
+    return usage_usd(rates, Usage(tokens, output_tokens, estimated=True))
+
+
+def _price(request: ExplainedRequest, target: Target) -> str:
+    endpoint, key = request.endpoint, request.key
+    rates = target.find_rates(target.model or request.requested_model)
     is_billed = endpoint.media is not None or (endpoint.tokens != "none" and not endpoint.counts_tokens)
     is_refused = is_billed and key.budget_usd_per_day is not None and not key.allow_unpriced
     refusal = ": 403 unpriced_endpoint for this key, which has a budget" if is_refused else ""
@@ -319,7 +256,7 @@ def _price(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: b
             others = [_of_tokens(other), *_of_long_inputs(other)]
             parts += [f"{tier} {prices}" for prices in others if prices not in usual]
     parts += [f"${usd:g} per {unit}" for usd, unit in _of_other_units(rates) if usd]
-    if is_billed and attempt_usd(endpoint, peeked, target, body) is None:
+    if is_billed and attempt_usd(request, target) is None:
         parts.append(f"no price for {endpoint.name}{refusal}")
     return "; ".join(parts)
 
@@ -500,40 +437,6 @@ def _any(words: Iterable[str]) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
-
-
-# --- Who keeps the response of a request, and for how long ---
-
-
-_NOT_HERE: Mapping[Keeping, str] = {
-    "provider": "by the provider, as the request says",
-    "asked": "by nobody: it does not ask for it (`store`), and no one account has them all",
-    "gateway": "by nobody: it says so (`store`)",
-    "off": "by nobody (responses.store)",
-    "never": "by nobody (responses.store, or keeps_responses of the key)",
-}
-
-
-def explain_keeping(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked, model: Model) -> str | None:
-    """Returns who keeps the response of a request; None: it makes none. Raises InvalidRequest."""
-    if endpoint.name != RESPONSES:
-        return None
-    options, keeping = read_response_options(peeked.parsed or {}), keeping_of(policy, key, model, endpoint)
-    if keeping is None:
-        return "by the provider, as the request says: this gateway takes no jobs (jobs.store)"
-    if options.in_background:
-        if keeping == "never":
-            kept = "responses.store, or keeps_responses of the key"
-            return f"by nobody: refused, as one in the background has to be kept ({kept})"
-        if keeping == "provider" and not JOBS.of(policy).settings.takes_files:
-            return "by the provider, which runs it in the background (jobs is not set, and there is a passthrough)"
-        keep_s = JOB_RULES.of(model).keep_responses_s if options.stores else JOB_RULES.of(model).keep_background_s
-        return f"here, where it runs in the background, and for {keep_s:g} s after its end"
-    if keeping == "provider" and all(RESPONSES in target.gaps for target in model.plan):
-        keeping = "asked"
-    if not keeps(keeping, options, goes_on_from_ours=is_ours(RESPONSE, options.previous_id)):
-        return _NOT_HERE[keeping]
-    return f"here, for {JOB_RULES.of(model).keep_responses_s:g} s; the provider is asked to keep nothing"
 
 
 # --- What a call becomes at targets that do not speak its language ---

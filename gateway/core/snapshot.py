@@ -8,13 +8,13 @@ the stable names of this page, so that a reload does not reset it.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
 from math import inf
 from re import Pattern
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from gateway.core.balancing import Choice, Retries, Tiers
 from gateway.core.error_tables import ErrorTable
@@ -69,8 +69,34 @@ class Setting(Generic[SettingT]):
         return value
 
 
+class ExplainedRequest(NamedTuple):
+    """A request of which it is explained what would happen to it."""
+
+    policy: PolicySnapshot
+    endpoint: Endpoint
+    key: Key
+    model: Model
+    requested_model: str
+    """The model as the body names it; empty: it names none."""
+    body: bytes
+    parsed: dict[str, Any] | None
+    """The body as JSON; None: it is none."""
+    is_stream: bool
+
+
 class DescribesSettings(Protocol):
-    """Shows one product's settings of the models and keys of a snapshot."""
+    """Shows one product's settings of the models and keys of a snapshot, and what they make of a request."""
+
+    explain_order: int
+    """The order in which the lines of products stand: below 0 before the lines on attempts, above 0 behind them."""
+
+    def explain(self, request: ExplainedRequest) -> Iterable[str]:
+        """Returns the lines on what this product does for a request. Raises the GatewayError that it would be answered with."""
+        ...
+
+    def explain_instead(self, model: Model) -> Iterable[str]:
+        """Returns the lines on what becomes of requests for a model that are no calls to its targets; none: they are."""
+        ...
 
     def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the snapshot as it is shown, with this product's part."""

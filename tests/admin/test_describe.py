@@ -428,3 +428,49 @@ def test_explain_tells_prices_above_a_length_and_who_is_refused_what_has_none(tm
     shown = describe(policy)["models"]["m"]["targets"][1]["usd_per_million"]
     assert shown["above"] == {"200000": {"input": 3.0, "output": 2.0, "cached_input": 3.0, "search": 10_000.0}}
     assert shown["service_tiers"]["flex"]["input"] == 0.5
+
+
+def test_what_products_do_for_a_request_stands_in_one_order(tmp_path: Path) -> None:
+    """Before and behind the lines on attempts; of a pipeline only its steps are shown, for its runs are no calls."""
+    policies = tmp_path / "policies"
+    (policies / "pipelines").mkdir(parents=True)
+    step = "steps:\n  a: {call: {model: m, messages: [{role: user, content: hi}]}}\noutput: '{{ steps.a.text }}'\n"
+    (policies / "pipelines" / "one.yaml").write_text(step)
+    (policies / "workflows.yaml").write_text("workflows: {daily: {usd_per_run: 2}}")
+    product = (
+        "group_embeddings: {most: 9}, output: {schema: request}, "
+        "degrade: {when: {first_byte_p95_above: 10s}, set: {max_tokens: 5}}"
+    )
+    text = (
+        'providers: {p: {dialect: openai, base_url: "http://127.0.0.1:9/v1", api_key: sk-x}}\n'
+        f"models: {{m: {{targets: [p/m], {product}}}}}\n"
+        "keys: [{name: web, key: web-key-0123456789abcdef, workflow: daily}]\npolicies: policies\n"
+    )
+    policy = load_text(tmp_path, text)
+
+    def headings(endpoint: str, model: str = "m") -> list[str]:
+        body = orjson.dumps({"model": model, "messages": [], "input": "a"})
+        lines = explain(policy, body, path=f"/v1/{endpoint}", key_name="web").splitlines()
+        return [line.split()[0] for line in lines if not line.startswith(" ")]
+
+    head = ["endpoint", "key", "model", "lane", "deadline"]
+    assert headings("chat/completions") == [
+        *(*head, "proxy", "workflow", "degrade", "cache", "attempts"),
+        *("output", "job", "plan", "usage"),
+    ]
+    assert headings("responses") == [
+        *(*head, "proxy", "workflow", "degrade", "cache", "attempts"),
+        *("output", "job", "response", "plan", "usage"),
+    ]
+    assert headings("embeddings") == [
+        *head,
+        "proxy",
+        "workflow",
+        "cache",
+        "attempts",
+        "grouped",
+        "job",
+        "plan",
+        "usage",
+    ]
+    assert headings("chat/completions", "pipelines/one") == [*head, "pipeline"]

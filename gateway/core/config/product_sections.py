@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, create_model
 from gateway.core.config.fields import problem_of
 from gateway.core.config.schema import ConfigFile, Entry, EntryT, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
 from gateway.core.config.source import Document, Path, Problem, quoted
-from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider, Setting
+from gateway.core.snapshot import ExplainedRequest, Key, Model, PolicySnapshot, Provider, Setting
 from gateway.core.types import SharedState
 
 FieldT = TypeVar("FieldT")
@@ -111,6 +111,8 @@ class SectionSpec:
     """It reads `auth` of providers."""
     provider_secrets: ClassVar[Sequence[Path]] = ()
     """The fields of a provider that may hold a secret."""
+    explain_order: int = 0
+    """The order of the lines of `explain`: below 0 before those on attempts, above 0 behind them."""
 
     def list_files(self, folder: FilePath) -> Iterable[FilePath]:
         """Returns its files in folders of a policy folder, whose changes are changes of the config. Raises OSError."""
@@ -199,6 +201,14 @@ class SectionSpec:
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the model as `/admin/config` shows it, with this product's part."""
         return shown
+
+    def explain(self, request: ExplainedRequest) -> Iterable[str]:
+        """Yields the lines of `gateway explain` on what this product does for a request, where it has an `explain_order`."""
+        return ()
+
+    def explain_instead(self, model: Model) -> Iterable[str]:
+        """Yields the lines on what becomes of requests for a model that are no calls to its targets; none: they are."""
+        return ()
 
 
 class NotInstalled(SectionSpec):

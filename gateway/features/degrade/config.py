@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -10,7 +11,8 @@ from gateway.core.config.fields import PositiveDuration, Section
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings
 from gateway.core.config.schema import Entry, ModelEntry, check
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.features.degrade.rules import BOUNDS, DEGRADE, SCALES, LatencyRules
+from gateway.core.snapshot import ExplainedRequest
+from gateway.features.degrade.rules import BOUNDS, DEGRADE, FIELDS_AT, SCALES, LatencyRules
 
 FIELDS = (*SCALES, *BOUNDS)
 
@@ -33,11 +35,19 @@ class DegradeSection(SectionSpec):
 
     of_model: ClassVar[EntryField[dict[str, Any] | None]] = EntryField("degrade", Section | None, None, after="output")
     model_fields = (of_model,)
+    explain_order = -2
 
     def read_model(self, reading: ConfigReading, name: str, entry: ModelEntry) -> Settings:
         if self.of_model.of(entry) is None:
             return {}
         return {DEGRADE: read_degrade(reading.document, name)}
+
+    def explain(self, request: ExplainedRequest) -> Iterator[str]:
+        """Yields when calls ask for less, and for how much."""
+        degrade = DEGRADE.of(request.model)
+        if degrade is not None and request.endpoint.name in FIELDS_AT:
+            less = ", ".join(f"{name} {value}" for name, value in degrade.set.items())
+            yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"
 
 
 def read_degrade(document: Document, name: str) -> LatencyRules | None:

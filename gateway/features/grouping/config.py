@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from gateway.admin.describe import plain
@@ -15,8 +16,8 @@ from gateway.core.config.product_sections import (
     placed_after,
 )
 from gateway.core.config.schema import Entry, ModelEntry, check
-from gateway.core.snapshot import Model
-from gateway.features.grouping.rules import GROUPING, GroupRules
+from gateway.core.snapshot import ExplainedRequest, Model
+from gateway.features.grouping.rules import GROUPING, RESULTS, GroupRules
 
 
 class GroupEntry(Entry):
@@ -33,6 +34,7 @@ class GroupingSection(SectionSpec):
         "group_embeddings", Section | None, None, after="jobs"
     )
     model_fields = (of_model,)
+    explain_order = 1
 
     def read_model(self, reading: ConfigReading, name: str, entry: ModelEntry) -> Settings:
         if self.of_model.of(entry) is None:
@@ -51,3 +53,10 @@ class GroupingSection(SectionSpec):
 
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
         return placed_after(["context_fallbacks"], shown, grouping=plain(GROUPING.of(model)))
+
+    def explain(self, request: ExplainedRequest) -> Iterator[str]:
+        """Yields which calls go to their provider together."""
+        grouping = GROUPING.of(request.model)
+        if grouping is not None and request.endpoint.name in RESULTS:
+            shown = f"{grouping.most} inputs, or {grouping.window_s * 1000:g} ms"
+            yield f"grouped   with calls that differ in their inputs only: up to {shown}"

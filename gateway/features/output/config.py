@@ -13,7 +13,7 @@ from gateway.core.config.fields import Amount, Section, Text, Whole
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings
 from gateway.core.config.schema import Entry, ModelEntry, check, check_part
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.core.snapshot import CHECKS_ANSWERS, Model, PolicySnapshot
+from gateway.core.snapshot import CHECKS_ANSWERS, ExplainedRequest, Model, PolicySnapshot
 from gateway.drivers.json_schema import (
     MOST_BYTES,
     NOT_INSTALLED,
@@ -22,7 +22,7 @@ from gateway.drivers.json_schema import (
     compile_schema,
     is_installed,
 )
-from gateway.features.output.rules import MOST_RETRIES, OUTPUT, AtLast, OutputRule, StreamRule
+from gateway.features.output.rules import CHECKED, MOST_RETRIES, OUTPUT, AtLast, OutputRule, StreamRule
 
 REQUEST = "request"
 """The word in place of a file: the schema that the request itself names."""
@@ -52,6 +52,7 @@ class OutputSection(SectionSpec):
         "output", Section | None, None, after="group_embeddings"
     )
     model_fields = (of_model,)
+    explain_order = 2
 
     def read_model(self, reading: ConfigReading, name: str, entry: ModelEntry) -> Settings:
         if self.of_model.of(entry) is None:
@@ -68,6 +69,30 @@ class OutputSection(SectionSpec):
 
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
         return {**shown, "output": _shown(OUTPUT.of(model))}
+
+    def explain(self, request: ExplainedRequest) -> Iterator[str]:
+        rule = OUTPUT.of(request.model)
+        if rule is not None and request.endpoint.name in CHECKED:
+            yield f"output    {_explained(rule, is_stream=request.is_stream)}"
+
+
+def _explained(rule: OutputRule, *, is_stream: bool) -> str:
+    """Returns in words what an answer has to be, and what is done about one that is not."""
+    parts = [
+        "keeps the schema that the request names, if it does"
+        if rule.schema is None
+        else "keeps the schema of its model"
+    ]
+    if is_stream and rule.stream == "relay":
+        return f"{parts[0]}: a stream is relayed, and only counted as valid or not"
+    if rule.retry:
+        parts.append(f"asked for again up to {rule.retry} times")
+    if rule.repair_with is not None:
+        parts.append(f"repaired by {rule.repair_with}")
+    if rule.max_usd is not None:
+        parts.append(f"for at most ${rule.max_usd:g}")
+    parts.append("else 502 output_invalid" if rule.at_last == "fail" else "else given as it is")
+    return ", ".join(parts) + ("; held back until then" if is_stream else "")
 
 
 def _shown(rule: OutputRule | None) -> dict[str, Any] | None:

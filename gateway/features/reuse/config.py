@@ -38,10 +38,11 @@ from gateway.core.config.fields import (
 from gateway.core.config.product_sections import HAVE_EMBEDDINGS, ConfigReading, EntryField, SectionSpec, Settings
 from gateway.core.config.schema import Entry, ModelEntry, check, check_part, check_sets
 from gateway.core.config.source import Document, Path, did_you_mean, quoted
-from gateway.core.snapshot import Model, PolicySnapshot, Provider, Setting, Target, with_settings
+from gateway.core.snapshot import ExplainedRequest, Model, PolicySnapshot, Provider, Setting, Target, with_settings
 from gateway.core.types import THINKING, StoreBounds
 from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which
 from gateway.installed import is_installed
+from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which, applies
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
 """The files of a folder with a local embedding model."""
@@ -127,6 +128,7 @@ class CacheSection(SectionSpec):
     policy_files = ("cache.yaml",)
     of_model: ClassVar[EntryField[str]] = EntryField("cache", Text, "default", after="timeouts")
     model_fields = (of_model,)
+    explain_order = -1
 
     def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
         return {CACHE_SETS: read_caching(documents.get("cache.yaml"), beside)}
@@ -165,6 +167,22 @@ class CacheSection(SectionSpec):
 
     def describe_model(self, model: Model, shown: dict[str, Any]) -> dict[str, Any]:
         return {**shown, "cache": describe_caching(CACHING.of(model))}
+
+    def explain(self, request: ExplainedRequest) -> Iterator[str]:
+        """Yields which answers are kept, shared and given again."""
+        caching, endpoint, parsed = CACHING.of(request.model), request.endpoint.name, request.parsed or {}
+        exact = caching.exact
+        parts = [f"set {caching.name}"]
+        parts.append("an Idempotency-Key is " + (f"kept for {caching.keep_s:g} s" if caching.keep_s else "ignored"))
+        parts.append("shared with equal calls" if applies(caching.coalesce, endpoint, parsed) else "not shared")
+        is_kept = applies(exact.requests, endpoint, parsed)
+        parts.append(f"given again for {exact.ttl_s:g} s" if is_kept else "not given again")
+        if is_kept and exact.stale_if_error_s:
+            parts.append(f"{exact.stale_if_error_s:g} s longer when nobody can answer")
+        if caching.semantic is not None:
+            like = f"similarity {caching.semantic.threshold:g} by {caching.semantic.embeddings}"
+            parts.append(f"to other words with {like}")
+        yield f"cache     {', '.join(parts)}"
 
 
 def describe_caching(caching: Caching) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Final
 
@@ -14,9 +14,9 @@ from gateway.core.config.fields import Amount, Count, PositiveDuration, Section,
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings, placed_after
 from gateway.core.config.schema import Entry, KeyEntry, check
 from gateway.core.config.source import Document, Path, did_you_mean, quoted
-from gateway.core.snapshot import Key, PolicySnapshot
+from gateway.core.snapshot import ExplainedRequest, Key, PolicySnapshot
 from gateway.features.runs.rules import IDLE_S, KEY_WORKFLOW, OTHER, WORKFLOWS, Ends, WorkflowRules, Workflows
-from gateway.features.runs.step import ID_CHARS, is_id
+from gateway.features.runs.step import ID_CHARS, is_id, part_of, run_words
 
 MOST_WORKFLOWS: Final = 100
 MOST_TASKS_DECLARED: Final = 20
@@ -70,6 +70,7 @@ class WorkflowsSection(SectionSpec):
     policy_files = ("workflows.yaml",)
     of_key: ClassVar[EntryField[str | None]] = EntryField("workflow", Text | None, None, after="allow_overspend")
     key_fields = (of_key,)
+    explain_order = -3
 
     def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
         return {WORKFLOWS: read_workflows(documents.get("workflows.yaml"))}
@@ -88,6 +89,21 @@ class WorkflowsSection(SectionSpec):
 
     def describe_key(self, key: Key, shown: dict[str, Any]) -> dict[str, Any]:
         return placed_after(["keeps_responses", "allow_overspend"], shown, workflow=KEY_WORKFLOW.of(key))
+
+    def explain(self, request: ExplainedRequest) -> Iterator[str]:
+        """Yields which workflow a call is a part of by its key or body, and where the budget of its runs ends."""
+        words = run_words({}, (request.parsed or {}).get("metadata"))
+        part = part_of(words, WORKFLOWS.of(request.policy), KEY_WORKFLOW.of(request.key))
+        if part is None:
+            return
+        rules = part.rules
+        if rules is None:
+            yield f"workflow  {part.workflow or 'none'}: not declared, counted as {OTHER}"
+            return
+        bounds = [] if rules.usd_per_run is None else [f"${rules.usd_per_run:g}"]
+        bounds += [] if rules.max_calls_per_run is None else [f"{rules.max_calls_per_run} calls"]
+        fuse = f"a run may take {' and '.join(bounds)}" if bounds else "its runs have no fuse"
+        yield f"workflow  {rules.name}, counted as task {part.labels[1]}; {fuse}"
 
 
 def read_workflows(document: Document | None) -> Workflows:

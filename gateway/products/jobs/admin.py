@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from gateway.admin.explain import attempt_usd
 from gateway.admin.http import MOST_BYTES, require_admin
 from gateway.core.errors import InvalidRequest
 from gateway.core.intake import read_object, refuse_unknown
@@ -23,6 +24,8 @@ from gateway.core.request_fields import Peeked
 from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot, Target
 from gateway.core.types import Endpoint, Usage
 from gateway.drivers.durability import JobsOff
+from gateway.core.snapshot import ExplainedRequest, Key, Model, Policies, PolicySnapshot
+from gateway.products.batches.input import bare_provider
 from gateway.products.batches.native.rules import has_batch_api
 from gateway.products.jobs.answers_http import show_job, statuses_of
 from gateway.products.jobs.calls import attempts_allowed
@@ -116,16 +119,15 @@ _RUN: Mapping[RunAs, str] = {
 }
 
 
-def explain_job(
-    policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked, model: Model, body: bytes
-) -> Iterator[str]:
+def explain_job(request: ExplainedRequest) -> Iterator[str]:
     """Yields the lines on jobs."""
+    policy, key, model = request.policy, request.key, request.model
     settings = JOBS.of(policy).settings
     if not JOBS.of(policy).is_on:
         yield "job       none: this gateway takes no jobs (jobs.store)"
         return
     rules, at_all = JOB_RULES.of(model), JOBS.of(policy).default
-    price_usd = attempt_usd(endpoint, peeked, model.plan[0], body)
+    price_usd = attempt_usd(request, model.plan[0])
     segment = segment_of(at_all.segments, price_usd)
     at_once = next(one.concurrency for one in at_all.segments if one.name == segment)
     shown = "price not known" if price_usd is None else f"about ${price_usd:.2g} an attempt"
@@ -139,20 +141,6 @@ def explain_job(
     place = settings.store or "the shared Redis"
     worker = "run here" if settings.works else "run by nobody" if settings.store else "run by other gateways"
     yield f"  kept              in {place}, files in {settings.files}; {worker}"
-
-
-def attempt_usd(endpoint: Endpoint, peeked: Peeked, target: Target, body: bytes) -> float | None:
-    """Returns what an attempt at the target is estimated to cost before anything was learned; None: not priced."""
-    rates = target.find_rates(target.model or peeked.model)
-    if endpoint.media is not None:
-        parsed = peeked.parsed or {}
-        certain = endpoint.media.certain(None, body, parsed)
-        return usage_usd(rates, endpoint.media.estimated(certain, body, parsed))
-    if endpoint.tokens == "none" or peeked.parsed is None:
-        return usage_usd(rates, Usage(0, 0))
-    tokens = estimate_input_tokens(body, peeked.parsed)
-    output_tokens = target.counting.first_output_tokens if endpoint.tokens == "both" else 0
-    return usage_usd(rates, Usage(tokens, output_tokens, estimated=True))
 
 
 def _in_batch(policy: PolicySnapshot, model: Model, rules: JobRules) -> str:

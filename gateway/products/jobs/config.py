@@ -18,7 +18,7 @@ from gateway.core.config.product_sections import ConfigReading, EntryField, Sect
 from gateway.core.config.schema import Entry, KeyEntry, ModelEntry, check
 from gateway.core.config.source import Document, Path, beside, did_you_mean, kind_of
 from gateway.core.config.state import SCHEMES, redis_at
-from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider
+from gateway.core.snapshot import ExplainedRequest, Key, Model, PolicySnapshot, Provider
 from gateway.core.types import SharedState
 from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, KEEP_RUNS_S, Accept, JobSettings
 from gateway.products.batches.native.rules import has_batch_api, may_take
@@ -81,6 +81,7 @@ class JobsSection(SectionSpec):
     file_fields = (of_file,)
     key_fields = (of_key,)
     model_fields = (of_model,)
+    explain_order = 3
 
     def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
         jobs = Jobs(sets=read_jobs(documents.get("jobs.yaml")))
@@ -134,6 +135,13 @@ class JobsSection(SectionSpec):
         jobs = JOBS.of(snapshot)
         settings = shown_fields(jobs.settings, redis=describe_redis(jobs.settings.redis))
         return placed_after(["objects", "passthrough"], shown, jobs=shown_fields(jobs, settings=settings))
+
+    def explain(self, request: ExplainedRequest) -> Iterator[str]:
+        """Yields where a job would be kept, how it is tried, and when a call becomes one unasked."""
+        # Only to explain: the admin's part of jobs loads all of durable work.
+        from gateway.products.jobs.admin import explain_job
+
+        yield from explain_job(request)
 
     def describe_key(self, key: Key, shown: dict[str, Any]) -> dict[str, Any]:
         return placed_after(["names_tenants"], shown, accepts_202=ACCEPTS_202.of(key))

@@ -33,6 +33,7 @@ from gateway.core.config.source import Document, Path, Problem, did_you_mean, qu
 from gateway.core.snapshot import Model, PolicySnapshot, Target
 from gateway.core.types import Lane
 from gateway.products.pipelines.compile import (
+    PIPELINE,
     PIPELINES,
     PREFIX,
     PipelinePlan,
@@ -145,6 +146,13 @@ class PipelinesSection(SectionSpec):
 
     def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> list[str]:
         return pipeline_notices(PIPELINES.of(snapshot), reading.built)
+
+    def explain_instead(self, model: Model) -> Iterator[str]:
+        """Yields the steps of the runs of a pipeline, which is called as a model."""
+        pipeline = PIPELINE.of(model)
+        if pipeline is not None:
+            yield f"pipeline  a run of its steps, each a job: {', '.join(pipeline.steps)}"
+            yield f"          gateway pipelines explain {pipeline.name} shows them"
 
     def describe(self, snapshot: PolicySnapshot, shown: dict[str, Any]) -> dict[str, Any]:
         """Shows what each pipeline is, without its prompts."""
