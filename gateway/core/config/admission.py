@@ -6,7 +6,7 @@ policies/admission.yaml, which spells them out with their sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ from gateway.core.config.schema import (
     Windows,
     check,
     check_sets,
+    keyed_by,
 )
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.limits.estimate import ChargeRule
@@ -214,13 +215,8 @@ class QueueSet(Entry):
     shed: Section = Field(default_factory=dict)
 
 
-class LaneEntries(Entry):
-    """The field `lanes` of a set of `queue.yaml`."""
-
-    critical: Section = Field(default_factory=dict)
-    interactive: Section = Field(default_factory=dict)
-    batch: Section = Field(default_factory=dict)
-    background: Section = Field(default_factory=dict)
+LaneEntries: Final = keyed_by(LANES, "LaneEntries", Section)
+"""The field `lanes` of a set of `queue.yaml`."""
 
 
 class LaneEntry(Entry):
@@ -260,16 +256,13 @@ class _Set:
 
     def of_all(self) -> Iterator[tuple[Path, object]]:
         """Yields the fields that concern all calls at once, each with its path."""
-        for field in _OF_ALL:
-            if field in self.entry.model_fields_set:
-                yield (field,), getattr(self.entry, field)
-        for lane, entry in self.lanes.items():
-            for field in _OF_ALL_IN_A_LANE:
-                if field in entry.model_fields_set:
-                    yield ("lanes", lane, field), getattr(entry, field)
-        for field in ShedEntry.model_fields:
-            if field in self.shed.model_fields_set:
-                yield ("shed", field), getattr(self.shed, field)
+        places: list[tuple[Path, Entry, Collection[str]]] = [
+            ((), self.entry, _OF_ALL),
+            *((("lanes", lane), entry, _OF_ALL_IN_A_LANE) for lane, entry in self.lanes.items()),
+            (("shed",), self.shed, ShedEntry.model_fields),
+        ]
+        for path, entry, fields in places:
+            yield from (((*path, field), value) for field, value in entry.written().items() if field in fields)
 
 
 def read_queue(document: Document | None) -> QueuePolicies:

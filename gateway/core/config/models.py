@@ -45,7 +45,7 @@ from gateway.core.config.schema import (
     check,
     check_part,
 )
-from gateway.core.config.source import Document, Path, did_you_mean, kind_of, quoted
+from gateway.core.config.source import Document, Path, kind_of, quoted
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
 from gateway.core.openai.transcript import is_thinker
@@ -242,7 +242,7 @@ def _check_places(
         if entry is None:
             continue
         if config.providers and entry.provider not in config.providers:
-            _no_such(document, (*path, "provider"), "provider", entry.provider, config.providers)
+            document.no_such((*path, "provider"), "provider", entry.provider, config.providers)
         check_fail_closed(document, path, entry, learns=True)
         place = _place(document, path, name, entry)
         if any(place.pair == other.pair for other in places):
@@ -281,7 +281,7 @@ def _check_names(
     for kind, names in (("fallbacks", entry.fallbacks), ("context_fallbacks", entry.context_fallbacks)):
         for index, other in enumerate(names):
             if other not in config.models:
-                _no_such(document, ("models", name, kind, index), "model", other, config.models)
+                document.no_such(("models", name, kind, index), "model", other, config.models)
     sets: list[tuple[str, str, Mapping[str, object]]] = [
         ("admission", entry.admission, policies.admission),
         ("queue", entry.queue, policies.queue.holding),
@@ -292,13 +292,7 @@ def _check_names(
     ]
     for option, picked, known in sets:
         if picked not in known:
-            _no_such(document, ("models", name, option), "set", picked, known)
-
-
-def _no_such(document: Document, path: Path, what: str, name: str, known: Mapping[str, object]) -> None:
-    # A value from the environment gets no suggestion: a close match would give it away.
-    suggestion = "" if document.origin_of(path) else did_you_mean(name, known)
-    document.complain(path, f"no {what} {document.show(path, name)}{suggestion}")
+            document.no_such(("models", name, option), "set", picked, known)
 
 
 def _check_cycles(document: Document, routes: Mapping[str, Route], field: str) -> None:
@@ -398,8 +392,7 @@ def check_fail_closed(document: Document, path: Path, entry: LimitedEntry, *, le
         if not isinstance(name, str):
             document.complain((*here, index), f"expected text, not {kind_of(name)}")
         elif name not in _known(entry):
-            suggestion = "" if document.origin_of((*here, index)) else did_you_mean(name, _known(entry))
-            document.complain((*here, index), f"no limit {document.show((*here, index), name)}{suggestion}")
+            document.no_such((*here, index), "limit", name, _known(entry))
         elif not _is_set(entry, name):
             document.complain((*here, index), f"{document.show((*here, index), name)} is not set here")
 

@@ -26,7 +26,7 @@ from gateway.core.config.fields import (
 )
 from gateway.core.config.product_sections import Sections, SectionSpec
 from gateway.core.config.retries import read_breakers, read_retries
-from gateway.core.config.schema import Entry, TimeoutsSet, check, check_sets
+from gateway.core.config.schema import Entry, TimeoutsSet, check, check_part, check_sets, keyed_by
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, read_document
 from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Setting
@@ -184,32 +184,10 @@ class SuspectEntry(Entry):
     in_flight: Annotated[int, BeforeValidator(_number), Field(ge=2, le=100_000)] | None = None
 
 
-class ClockLanes(Entry):
-    """The field `lanes` of a set of `timeouts.yaml`."""
-
-    critical: Section = Field(default_factory=dict)
-    interactive: Section = Field(default_factory=dict)
-    batch: Section = Field(default_factory=dict)
-    background: Section = Field(default_factory=dict)
-
-
-class ClockEndpoints(Entry):
-    """The field `endpoints` of a set of `timeouts.yaml`."""
-
-    chat: Section = Field(default_factory=dict)
-    completions: Section = Field(default_factory=dict)
-    embeddings: Section = Field(default_factory=dict)
-    responses: Section = Field(default_factory=dict)
-    messages: Section = Field(default_factory=dict)
-    count_tokens: Section = Field(default_factory=dict)
-    generate: Section = Field(default_factory=dict)
-    count_generated: Section = Field(default_factory=dict)
-    moderations: Section = Field(default_factory=dict)
-    images: Section = Field(default_factory=dict)
-    speech: Section = Field(default_factory=dict)
-    transcriptions: Section = Field(default_factory=dict)
-    realtime: Section = Field(default_factory=dict)
-    passthrough: Section = Field(default_factory=dict)
+ClockLanes: Final = keyed_by(LANES, "ClockLanes", Section)
+"""The field `lanes` of a set of `timeouts.yaml`."""
+ClockEndpoints: Final = keyed_by(ENDPOINTS, "ClockEndpoints", Section)
+"""The field `endpoints` of a set of `timeouts.yaml`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +253,17 @@ def _clocks(given: _Words, endpoint: str, lane: str) -> Clocks:
 def _words(document: Document | None, name: str, entry: TimeoutsSet) -> _Words:
     if document is None:
         return _Words({}, {}, {})
-    of_all = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
     return _Words(
-        of_all | _drip(document, (name,)) | _suspect(document, (name, "suspect")),
+        _given(document, (name,), entry) | _suspect(document, (name, "suspect")),
         dict(_sections(ClockLanes, document, (name, "lanes"))),
         dict(_sections(ClockEndpoints, document, (name, "endpoints"))),
     )
+
+
+def _given(document: Document, path: Path, entry: Entry) -> _Given:
+    """Returns the clocks that the entry at this path names, with those of its `drip`."""
+    clocks = {field: value for field, value in entry.written().items() if field in _MORE}
+    return clocks | check_part(DripEntry, document, (*path, "drip")).written()
 
 
 def _sections(kind: type[Entry], document: Document, path: Path) -> Iterator[tuple[str, _Given]]:
@@ -291,20 +274,10 @@ def _sections(kind: type[Entry], document: Document, path: Path) -> Iterator[tup
         here = (*path, place)
         entry = check(ClocksEntry, document, here) if isinstance(document.at(here), dict) else None
         if entry is not None:
-            given = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
-            yield place, given | _drip(document, here)
+            yield place, _given(document, here, entry)
 
 
 def _suspect(document: Document, here: Path) -> _Given:
     if document.at(here) in (False, "off"):
         return {"in_flight": 0}
-    entry = check(SuspectEntry, document, here) if isinstance(document.at(here), dict) else None
-    given = {field: getattr(entry, field) for field in _SUSPECT} if entry is not None else {}
-    return {field: value for field, value in given.items() if value is not None}
-
-
-def _drip(document: Document, path: Path) -> _Given:
-    here = (*path, "drip")
-    entry = check(DripEntry, document, here) if isinstance(document.at(here), dict) else None
-    given = {field: getattr(entry, field) for field in _DRIP} if entry is not None else {}
-    return {field: value for field, value in given.items() if value is not None}
+    return check_part(SuspectEntry, document, here).written()

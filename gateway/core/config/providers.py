@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from gateway.core.config.admission import kind_of_host
 from gateway.core.config.schema import ConfigFile, ProviderEntry
-from gateway.core.config.source import Document, Path, did_you_mean
+from gateway.core.config.source import Document, Path
 from gateway.core.snapshot import Model, Provider, Target
 from gateway.core.types import EMULATOR
 
@@ -143,9 +143,7 @@ def check_accepted(document: Document, config: ConfigFile, path: Path, entry: Pr
     """Notes names in `accepts_callers_of` that do not exist."""
     for index, name in enumerate(entry.accepts_callers_of):
         if name not in config.providers:
-            here = (*path, "accepts_callers_of", index)
-            suggestion = "" if document.origin_of(here) else did_you_mean(name, config.providers)
-            document.complain(here, f"no provider {document.show(here, name)}{suggestion}")
+            document.no_such((*path, "accepts_callers_of", index), "provider", name, config.providers)
 
 
 def bind_credentials(model: Model, groups: Groups) -> Model:

@@ -29,7 +29,7 @@ from gateway.core.config.fields import (
     Whole,
     problem_of,
 )
-from gateway.core.config.schema import Entry, check, check_part, check_sets
+from gateway.core.config.schema import Entry, check, check_part, check_sets, keyed_by
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.health.detector import BreakerRules
 from gateway.core.types import LANES, ErrorClass, Lane
@@ -68,13 +68,8 @@ class BreakersSet(Entry):
         return self
 
 
-class HoldEntry(Entry):
-    """The waits by lane; a lane that is left out has its built-in value."""
-
-    critical: Duration | None = None
-    interactive: Duration | None = None
-    batch: Duration | None = None
-    background: Duration | None = None
+HoldEntry: Final = keyed_by(LANES, "HoldEntry", Duration)
+"""The waits by lane; a lane that is left out has its built-in value."""
 
 
 def read_breakers(document: Document | None) -> dict[str, BreakerRules]:
@@ -102,9 +97,9 @@ def _rules(document: Document | None, name: str, entry: BreakersSet) -> BreakerR
     )
 
 
-def _hold_for_s(entry: HoldEntry) -> dict[Lane, float]:
+def _hold_for_s(entry: Entry) -> dict[Lane, float]:
     """Returns the seconds of every lane; the highest lane has those of `interactive` where it is not named itself."""
-    given_s = {lane: value for lane in LANES if (value := getattr(entry, lane)) is not None}
+    given_s: dict[Lane, float] = {lane: value for lane in LANES if (value := getattr(entry, lane)) is not None}
     merged = {**_BREAKER_DEFAULTS.hold_for_s, **given_s}
     return {**merged, _HIGHEST: given_s.get(_HIGHEST, merged["interactive"])}
 
@@ -263,8 +258,7 @@ def _rule(document: Document, path: Path, built_in: ClassRule, error_class: Erro
     if wanted is None:
         return built_in
     if isinstance(wanted, str) and wanted not in ACTIONS:
-        known = "" if document.origin_of(path) else did_you_mean(wanted, (*ACTIONS, "{attempts: N}"))
-        document.complain(path, f"no action {document.show(path, wanted)}{known}")
+        document.no_such(path, "action", wanted, (*ACTIONS, "{attempts: N}"))
         return built_in
     rule = ClassRule(ACTIONS[wanted]) if isinstance(wanted, str) else _tries(document, path, built_in)
     if rule is None:

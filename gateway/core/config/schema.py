@@ -8,10 +8,10 @@ relate to each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
 from gateway.core.balancing import Choice
@@ -95,6 +95,16 @@ class Entry(BaseModel):
     def spelled_out(cls, data: object) -> object:
         """Returns the entry in full, where it is written in a short form."""
         return data
+
+    def written(self) -> dict[str, Any]:
+        """Returns the fields that the file names, with their values."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+
+
+def keyed_by(names: Iterable[str], label: str, kind: Any) -> type[Entry]:
+    """Returns the kind of a mapping that has these names only, such as lanes, each with a value of this kind or none."""
+    fields: dict[str, Any] = dict.fromkeys(names, (kind | None, None))
+    return create_model(label, __base__=Entry, __module__=__name__, **fields)
 
 
 class ConfigFile(Entry):

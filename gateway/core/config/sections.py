@@ -39,7 +39,7 @@ from gateway.core.config.schema import (
     ServerEntry,
     check,
 )
-from gateway.core.config.source import Document, Path, beside, did_you_mean, is_file, quoted
+from gateway.core.config.source import Document, Path, beside, is_file, quoted
 from gateway.core.openai.bodies import LARGE_BYTES
 from gateway.core.snapshot import (
     Key,
@@ -218,9 +218,7 @@ def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: 
     """Notes plain names that no entry of `models` can serve, which are typing errors."""
     for number, name in enumerate(allowed):
         if not is_pattern(name) and not any(fnmatchcase(name, model) or name == model for model in config.models):
-            here = (*path, "models", number)
-            suggestion = "" if document.origin_of(here) else did_you_mean(name, config.models)
-            document.complain(here, f"no model {document.show(here, name)}{suggestion}")
+            document.no_such((*path, "models", number), "model", name, config.models)
 
 
 def _key(entry: KeyEntry) -> Key:
@@ -255,8 +253,7 @@ def passthrough_section(
     path: Path = ("passthrough", "provider") if isinstance(document.at(("passthrough",)), dict) else ("passthrough",)
     provider = providers.get(entry.provider)
     if entry.provider not in config.providers:
-        suggestion = "" if document.origin_of(path) else did_you_mean(entry.provider, config.providers)
-        document.complain(path, f"no provider {document.show(path, entry.provider)}{suggestion}")
+        document.no_such(path, "provider", entry.provider, config.providers)
     elif provider is not None and (problem := languages.why_no_passthrough(provider)) is not None:
         document.complain(path, problem)
     return entry if provider is not None else None

@@ -83,6 +83,12 @@ class Document:
             text = f"{path_text(path)}: {message}" if path else message
             self.problems.append(Problem(self.file, self.line_of(path), text))
 
+    def no_such(self, path: Path, what: str, name: str, known: Iterable[str]) -> None:
+        """Notes that nothing has this name."""
+        # A value from the environment gets no suggestion: a close match would give it away.
+        suggestion = "" if self.origin_of(path) else did_you_mean(name, known)
+        self.complain(path, f"no {what} {self.show(path, name)}{suggestion}")
+
     def show(self, path: Path, value: object) -> str:
         """Returns the value as a problem may show it."""
         origin = self.origin_of(path)
