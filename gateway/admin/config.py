@@ -10,13 +10,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path as FilePath
 from urllib.parse import urlsplit
 
+from gateway.admin.describe import targets_hidden_from_callers
 from gateway.core.config.fields import is_loopback
 from gateway.core.config.product_sections import ConfigReading, Sections, SectionSpec
 from gateway.core.config.providers import is_first
 from gateway.core.config.schema import ConfigFile
 from gateway.core.config.source import Document, Path, path_text, printable
 from gateway.core.config.state import parse_redis_url
-from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider, followed_models, targets_hidden_from_callers
+from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider, followed_models
 from gateway.core.types import EMULATOR, SharedState
 
 _READABLE_BY_OTHERS = 0o044

@@ -7,7 +7,7 @@ password.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -220,3 +220,20 @@ def without_password(url: str) -> str:
     if "@" not in parts.netloc:
         return url
     return urlunsplit(parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}"))
+
+
+def targets_hidden_from_callers(model: Model) -> Iterator[tuple[Target, str]]:
+    """Yields the targets that do not see callers' own credentials, and in words what that means."""
+    bound = model.model_for_caller_credentials
+    if bound is None:
+        return
+    kept = {target.name for target in (*bound.plan, *bound.context_plan)}
+    for target in {target.name: target for target in (*model.plan, *model.context_plan)}.values():
+        if target.name in bound.without_caller_credential:
+            what = "is called without the caller's own credential"
+        elif target.name not in kept:
+            what = "is skipped by calls with a credential of the caller's own"
+        else:
+            continue
+        remedy = f"providers.{target.provider}.accepts_callers_of: [{bound.credentials_of}] lets it go there"
+        yield target, f"{what}, which is taken to be one of {bound.credentials_of} ({remedy})"

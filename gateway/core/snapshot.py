@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -587,20 +588,3 @@ def _only(model: Model, names: frozenset[str], left_out: str) -> Model:
         context_plan=tuple(target for target in model.context_plan if target.name in names),
         skipped=f"{model.skipped} The key may not fall back to {left_out}.",
     )
-
-
-def targets_hidden_from_callers(model: Model) -> Iterator[tuple[Target, str]]:
-    """Yields the targets that do not see callers' own credentials, and in words what that means."""
-    bound = model.model_for_caller_credentials
-    if bound is None:
-        return
-    kept = {target.name for target in (*bound.plan, *bound.context_plan)}
-    for target in {target.name: target for target in (*model.plan, *model.context_plan)}.values():
-        if target.name in bound.without_caller_credential:
-            what = "is called without the caller's own credential"
-        elif target.name not in kept:
-            what = "is skipped by calls with a credential of the caller's own"
-        else:
-            continue
-        remedy = f"providers.{target.provider}.accepts_callers_of: [{bound.credentials_of}] lets it go there"
-        yield target, f"{what}, which is taken to be one of {bound.credentials_of} ({remedy})"

@@ -25,6 +25,7 @@ from gateway.core.config.schema import (
     Windows,
     check,
     check_sets,
+    every_lane,
     keyed_by,
 )
 from gateway.core.config.source import Document, Path, did_you_mean
@@ -273,7 +274,7 @@ def read_queue(document: Document | None) -> QueuePolicies:
     """
     sets = {name: _set(document, name, entry) for name, entry in check_sets(QueueSet, document).items()}
     first = sets["default"]
-    deadlines_s = _by_lane(first, "deadline", BUILT_IN_DEADLINES_S)
+    deadlines_s = every_lane(_given_s(first, "deadline"), BUILT_IN_DEADLINES_S)
     bounds = _bounds(first)
     if document is not None:
         if _HIGHEST in first.lanes and first.lanes[_HIGHEST].age_after is not None:
@@ -294,7 +295,7 @@ def read_queue(document: Document | None) -> QueuePolicies:
             keepalive_after_s=one.entry.keepalive_after,
             interim=None if one.entry.interim == "off" else int(one.entry.interim),
             reserve_percent=one.entry.reserve_percent,
-            prefer_primary_for_s=_by_lane(one, "prefer_primary_for", Holding().prefer_primary_for_s),
+            prefer_primary_for_s=every_lane(_given_s(one, "prefer_primary_for"), Holding().prefer_primary_for_s),
         )
         for name, one in sets.items()
     }
@@ -327,13 +328,6 @@ def _bounds(one: _Set) -> QueueBounds:
         shed_memory_bytes=one.shed.memory,
         shed_loop_lag_s=one.shed.loop_lag,
     )
-
-
-def _by_lane(one: _Set, field: str, built_in: Mapping[Lane, float]) -> dict[Lane, float]:
-    """Returns the field of every lane; the highest lane has that of `interactive` where it is not named itself."""
-    value = _given_s(one, field)
-    merged = {**built_in, **value}
-    return {**merged, _HIGHEST: value.get(_HIGHEST, merged["interactive"])}
 
 
 def _given_s(one: _Set, field: str) -> dict[Lane, float]:

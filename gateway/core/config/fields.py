@@ -105,7 +105,6 @@ SQLITE = "sqlite:///"
 
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key"})
 _FRAMING_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
-_THE_QUESTION = frozenset({"model", "messages", "input", "prompt"})
 _PLACEHOLDER = re.compile(
     r"(?i:sk-)?(?:(?i:replace|change)[-_ ]?(?i:me)(?![A-Za-z])|(?i:your[-_ ](?:\w+[-_ ])?key)|<)|(?i:sk-)?(.)\1{7,}\Z"
 )
@@ -156,7 +155,7 @@ def problem_of(message: str) -> PydanticCustomError:
     return PydanticCustomError("said", "{message}", {"message": message})
 
 
-def _about_value(message: str) -> PydanticCustomError:
+def problem_about_value(message: str) -> PydanticCustomError:
     """Returns a problem whose message begins with the value: never for a field that may hold a secret."""
     return PydanticCustomError("about_value", "{message}", {"message": message})
 
@@ -175,13 +174,13 @@ def _duration(value: object) -> float:
     try:
         return parse_duration(value)
     except ValueError as error:
-        raise _about_value(str(error)) from None
+        raise problem_about_value(str(error)) from None
 
 
 def _positive_duration(value: object) -> float:
     seconds = _duration(value)
     if seconds <= 0:
-        raise _about_value("must be longer than nothing")
+        raise problem_about_value("must be longer than nothing")
     return seconds
 
 
@@ -189,9 +188,9 @@ def _size(value: object) -> int:
     try:
         size = parse_size(value)
     except ValueError as error:
-        raise _about_value(str(error)) from None
+        raise problem_about_value(str(error)) from None
     if size == 0:
-        raise _about_value("must be more than nothing")
+        raise problem_about_value("must be more than nothing")
     return size
 
 
@@ -202,7 +201,7 @@ def _first_event(value: object) -> float | None:
 def _section_or_off(value: object) -> object:
     value = accept_off(value)
     if value != "off" and not isinstance(value, dict):
-        raise _about_value("is neither a mapping nor `off`")
+        raise problem_about_value("is neither a mapping nor `off`")
     return value
 
 
@@ -210,7 +209,7 @@ def _times(value: object) -> float:
     """Reads a factor such as `4x`."""
     text = str(value)
     if not text.endswith("x") or not _FACTOR.fullmatch(text[:-1]) or not 1 <= float(text[:-1]) <= 1000:
-        raise _about_value("is not so many times what is usual: write for example 4x, at least 1x")
+        raise problem_about_value("is not so many times what is usual: write for example 4x, at least 1x")
     return float(text[:-1])
 
 
@@ -228,25 +227,6 @@ def accept_off(value: object) -> object:
 
 def _interim(value: object) -> object:
     return str(value) if type(value) is int else accept_off(value)
-
-
-def _version(value: object) -> object:
-    """Accepts a whole number as a version's name; a bare `1.10` is refused, because YAML reads it as 1.1."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _ignored(name: str) -> str:
-    if name in _THE_QUESTION:
-        raise _about_value("is the question itself: it cannot be ignored")
-    if "." in name:
-        raise _about_value("is not the name of a field: only those at the top of a request can be ignored")
-    return name
-
-
-def _embeddings(text: str) -> str:
-    if text == "local:":
-        raise problem_of("names no folder: write local:FOLDER")
-    return text
 
 
 def _header_safe(text: str) -> str:
@@ -383,7 +363,7 @@ def _listen(value: object) -> object:
         return value
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]]+):([0-9]{1,5})", value)
     if match is None or int(match[2]) > 65535:
-        raise _about_value("is not an address: write for example 127.0.0.1:9090")
+        raise problem_about_value("is not an address: write for example 127.0.0.1:9090")
     return match[1].strip("[]"), int(match[2])
 
 
@@ -421,9 +401,6 @@ CallerDigest = Annotated[bytes, BeforeValidator(_digest)]
 Names = Annotated[list[Text], Field(min_length=1)]
 Address = Annotated[tuple[str, int], BeforeValidator(_listen)]
 FailClosed = Annotated[Any, BeforeValidator(_fail_closed)]
-Version = Annotated[str, Field(min_length=1), BeforeValidator(_version)]
-IgnoredField = Annotated[str, Field(min_length=1), AfterValidator(_ignored)]
-Embeddings = Annotated[str, Field(min_length=1), AfterValidator(_embeddings)]
 UpToOne = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]

@@ -91,15 +91,15 @@ def load_snapshot(
     reading = ConfigReading(
         document, config, environ, sections, policies.folders, dict(policies.settings), state, shared
     )
-    groups, kinds = provider_section(reading, sections, languages)
+    groups, kinds = provider_section(reading, languages)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     reading.providers = providers
-    reading.keys = keys = key_section(reading, server, sections)
+    reading.keys = keys = key_section(reading, server)
     parts = ConfigParts(groups, kinds, policies, languages)
-    routes = check_routes(reading, parts, sections)
+    routes = check_routes(reading, parts)
     for section in sections:
         section.read_more(reading)
-    check_endpoints(reading, routes, parts, sections)
+    check_endpoints(reading, routes, parts)
     relayed = passthrough_section(document, config, providers, languages)
     for section in sections:
         section.read_sections(reading)
@@ -125,7 +125,7 @@ def load_snapshot(
     counted = dict.fromkeys(place.model for place in places_of(exact))
     find_tokenizer, unknown = languages.load_tokenizers(counted) if exact else (None, ())
     target_parts = TargetParts(groups, upstreams, find_prices, kinds, languages, find_tokenizer)
-    models, sharing = build_models(reading, routes, policies, target_parts, sections)
+    models, sharing = build_models(reading, routes, policies, target_parts)
     passthrough = passthrough_target(providers[relayed.provider], policies, target_parts) if relayed else None
     for target in (target for one in models.values() for target in one.targets):
         # Its price is known from now on, so that no call has to look it up: finders remember.

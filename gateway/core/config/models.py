@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import orjson
 
@@ -28,9 +28,9 @@ from gateway.core.config.prices import PriceEntry, stated_rates
 from gateway.core.config.product_sections import (
     ConfigReading,
     ModelReading,
-    Sections,
     Settings,
     entry_kinds,
+    merged,
 )
 from gateway.core.config.providers import Groups, account_of, bind_credentials, is_first
 from gateway.core.config.schema import (
@@ -50,7 +50,7 @@ from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
 from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import Capabilities
-from gateway.core.snapshot import FindRates, HasSettings, Model, Provider, Setting, Target, fixed_rates, with_settings
+from gateway.core.snapshot import FindRates, HasSettings, Model, Provider, Target, fixed_rates, with_settings
 from gateway.core.types import Conversions, FindUnsupportedFields, Upstream
 
 Pair = tuple[str, str | None]
@@ -209,10 +209,10 @@ class Route:
 # --- checking single entries ---
 
 
-def check_routes(reading: ConfigReading, parts: ConfigParts, sections: Sections) -> dict[str, Route]:
+def check_routes(reading: ConfigReading, parts: ConfigParts) -> dict[str, Route]:
     """Returns every readable entry, and notes the problems of entries and between them."""
     document, config = reading.document, reading.config
-    kinds = entry_kinds(sections)
+    kinds = entry_kinds(reading.sections)
     routes: dict[str, Route] = {}
     for name in config.models:
         if not is_label(name):
@@ -220,11 +220,9 @@ def check_routes(reading: ConfigReading, parts: ConfigParts, sections: Sections)
         entry = check(kinds.model, document, ("models", name))
         if entry is not None:
             places = _check_places(document, config, name, kinds.target)
-            settings: dict[Setting[Any], Any] = {}
-            for section in sections:
-                settings.update(section.read_model(reading, name, entry))
+            settings = merged(section.read_model(reading, name, entry) for section in reading.sections)
             routes[name] = Route(name, entry, places, settings)
-            _check_names(reading, name, entry, parts.policies, sections)
+            _check_names(reading, name, entry, parts.policies)
     for kind in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, kind)
     reading.models = {name: route.reading(parts) for name, route in routes.items()}
@@ -273,9 +271,7 @@ def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> Tar
     )
 
 
-def _check_names(
-    reading: ConfigReading, name: str, entry: ModelEntry, policies: PolicySets, sections: Sections
-) -> None:
+def _check_names(reading: ConfigReading, name: str, entry: ModelEntry, policies: PolicySets) -> None:
     """Notes names of the entry that do not exist."""
     document, config = reading.document, reading.config
     for kind, names in (("fallbacks", entry.fallbacks), ("context_fallbacks", entry.context_fallbacks)):
@@ -288,7 +284,7 @@ def _check_names(
         ("retries", entry.retries, policies.retries),
         ("breakers", entry.breakers, policies.breakers),
         ("timeouts", entry.timeouts, policies.timeouts),
-        *((one.name, one.of(entry), known) for section in sections for one, known in section.sets(reading)),
+        *((one.name, one.of(entry), known) for section in reading.sections for one, known in section.sets(reading)),
     ]
     for option, picked, known in sets:
         if picked not in known:
@@ -430,9 +426,7 @@ class ConfigParts:
         return language.why_never(endpoint)
 
 
-def check_endpoints(
-    reading: ConfigReading, routes: Mapping[str, Route], parts: ConfigParts, sections: Sections
-) -> None:
+def check_endpoints(reading: ConfigReading, routes: Mapping[str, Route], parts: ConfigParts) -> None:
     """Notes what no target of a model can serve, although the config asks for it.
 
     That is: a model whose name is that of a kind of model (embeddings, sound, pictures, …), calls that are put together,
@@ -446,9 +440,9 @@ def check_endpoints(
             if place.model is not None:
                 why_never = partial(parts.why_never, place=place)
                 parts.languages.check_name(document, ("models", name, "targets", index), (name, place.model), why_never)
-        for section in sections:
+        for section in reading.sections:
             section.check_model(reading, reading.models[name])
-    for section in sections:
+    for section in reading.sections:
         section.check_models(reading)
 
 
@@ -486,14 +480,12 @@ def build_models(
     routes: Mapping[str, Route],
     policies: PolicySets,
     parts: TargetParts,
-    sections: Sections,
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
     """Returns the models of sound routes, and notices about targets that several models describe differently."""
     apart = {name: build_targets(route.places, route.entry, policies, parts) for name, route in routes.items()}
     targets, notices = share_limits(apart)
     return {
-        name: _model(reading, route, routes, targets, policies, parts.groups, sections)
-        for name, route in routes.items()
+        name: _model(reading, route, routes, targets, policies, parts.groups) for name, route in routes.items()
     }, notices
 
 
@@ -504,7 +496,6 @@ def _model(
     targets: Mapping[str, tuple[Target, ...]],
     policies: PolicySets,
     groups: Groups,
-    sections: Sections,
 ) -> Model:
     name, entry = route.name, route.entry
     own = targets[name]
@@ -526,11 +517,8 @@ def _model(
         include_usage=policies.admission[entry.admission].include_usage,
         settings=route.settings,
     )
-    settings: dict[Setting[Any], Any] = {}
-    for section in sections:
-        settings.update(section.finish_model(reading, entry, model))
-    model = with_settings(model, settings)
-    return bind_credentials(model, groups)
+    settings = merged(section.finish_model(reading, entry, model) for section in reading.sections)
+    return bind_credentials(with_settings(model, settings), groups)
 
 
 def _follow(

@@ -24,7 +24,7 @@ from gateway.core.config.fields import (
     Times,
     substitute,
 )
-from gateway.core.config.product_sections import Sections, SectionSpec
+from gateway.core.config.product_sections import Sections, SectionSpec, merged
 from gateway.core.config.retries import read_breakers, read_retries
 from gateway.core.config.schema import Entry, TimeoutsSet, check, check_part, check_sets, keyed_by
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, read_document
@@ -85,16 +85,13 @@ def read_policies(
     retries = read_retries(documents.get("retries.yaml"))
     breakers = read_breakers(documents.get("breakers.yaml"))
     timeouts = read_timeouts(documents.get("timeouts.yaml"))
-    settings: dict[Setting[Any], Any] = {}
-    for section in sections:
-        settings.update(section.read_policies(documents, beside))
     return PolicySets(
         admission=admission,
         queue=queue,
         retries=retries,
         breakers=breakers,
         timeouts=timeouts,
-        settings=settings,
+        settings=merged(section.read_policies(documents, beside) for section in sections),
         errors=errors,
         folders=folders,
         documents=(

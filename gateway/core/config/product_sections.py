@@ -211,6 +211,11 @@ class SectionSpec:
         return ()
 
 
+def merged(parts: Iterable[Settings]) -> dict[Setting[Any], Any]:
+    """Returns the settings of several products together."""
+    return {setting: value for part in parts for setting, value in part.items()}
+
+
 class NotInstalled(SectionSpec):
     """Stands for a product that is not there: a config that names one of its fields or files is refused."""
 

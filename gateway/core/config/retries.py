@@ -29,16 +29,15 @@ from gateway.core.config.fields import (
     Whole,
     problem_of,
 )
-from gateway.core.config.schema import Entry, check, check_part, check_sets, keyed_by
+from gateway.core.config.schema import Entry, check, check_part, check_sets, every_lane, keyed_by
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.health.detector import BreakerRules
-from gateway.core.types import LANES, ErrorClass, Lane
+from gateway.core.types import LANES, ErrorClass
 
 # --- breakers.yaml: when a breaker opens after failures, and how its target is probed ---
 
 
 _BREAKER_DEFAULTS: Final = BreakerRules()
-_HIGHEST = LANES[0]
 
 
 class BreakersSet(Entry):
@@ -78,6 +77,7 @@ def read_breakers(document: Document | None) -> dict[str, BreakerRules]:
 
 
 def _rules(document: Document | None, name: str, entry: BreakersSet) -> BreakerRules:
+    hold_for = check_part(HoldEntry, document, (name, "hold_for"))
     return BreakerRules(
         is_enabled=entry.enabled,
         consecutive_failures=entry.consecutive_failures,
@@ -93,15 +93,8 @@ def _rules(document: Document | None, name: str, entry: BreakersSet) -> BreakerR
         jitter_percent=entry.jitter_percent,
         probes=entry.probes,
         ramp_s=entry.ramp,
-        hold_for_s=_hold_for_s(check_part(HoldEntry, document, (name, "hold_for"))),
+        hold_for_s=every_lane(hold_for.written(), _BREAKER_DEFAULTS.hold_for_s),
     )
-
-
-def _hold_for_s(entry: Entry) -> dict[Lane, float]:
-    """Returns the seconds of every lane; the highest lane has those of `interactive` where it is not named itself."""
-    given_s: dict[Lane, float] = {lane: value for lane in LANES if (value := getattr(entry, lane)) is not None}
-    merged = {**_BREAKER_DEFAULTS.hold_for_s, **given_s}
-    return {**merged, _HIGHEST: given_s.get(_HIGHEST, merged["interactive"])}
 
 
 _BUILT_IN: Final = Retries()

@@ -42,6 +42,7 @@ from gateway.core.config.fields import (
 from gateway.core.config.source import Document, Path, did_you_mean, kind_of, path_text, quoted
 from gateway.core.limits.estimate import ChargeRule
 from gateway.core.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
+from gateway.core.types import LANES, Lane
 
 Kind = Literal[
     "openai",
@@ -304,6 +305,12 @@ class TimeoutsSet(Entry):
     drip: Section = {}
     lanes: Section = {}
     endpoints: Section = {}
+
+
+def every_lane(given: Mapping[Any, float], built_in: Mapping[Lane, float]) -> dict[Lane, float]:
+    """Returns a value for each lane; the highest lane has that of `interactive` where it is not named itself."""
+    merged = {**built_in, **given}
+    return {**merged, LANES[0]: given.get(LANES[0], merged["interactive"])}
 
 
 # --- checking one entry: a bad field is noted and dropped, so that one mistake does not hide the next ---

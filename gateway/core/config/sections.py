@@ -12,13 +12,12 @@ from fnmatch import fnmatchcase, translate
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path as FilePath
-from typing import Any
 
 from gateway.core.config.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
 from gateway.core.config.fields import is_loopback, is_pattern
 from gateway.core.config.models import LanguageTable, TargetParts, check_fail_closed, limits_of
 from gateway.core.config.policies import PolicySets
-from gateway.core.config.product_sections import ConfigReading, Sections, entry_kinds
+from gateway.core.config.product_sections import ConfigReading, entry_kinds, merged
 from gateway.core.config.providers import (
     Groups,
     account_of,
@@ -44,7 +43,6 @@ from gateway.core.openai.bodies import LARGE_BYTES
 from gateway.core.snapshot import (
     Key,
     Provider,
-    Setting,
     Target,
     with_settings,
 )
@@ -83,11 +81,9 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
     )
 
 
-def provider_section(
-    reading: ConfigReading, sections: Sections, languages: LanguageTable
-) -> tuple[Groups, dict[str, Kind]]:
+def provider_section(reading: ConfigReading, languages: LanguageTable) -> tuple[Groups, dict[str, Kind]]:
     """Returns every readable provider with its credentials, and the kind of each, by name."""
-    document, config, shape = reading.document, reading.config, entry_kinds(sections).provider
+    document, config, shape = reading.document, reading.config, entry_kinds(reading.sections).provider
     if not config.providers:
         document.complain(("providers",), "is missing: at least one provider is needed")
     if not config.models:
@@ -100,9 +96,7 @@ def provider_section(
             _check_provider(document, name, entry, languages)
             check_presence(document, ("providers", name), entry, bool(config.keys))
             check_accepted(document, config, ("providers", name), entry)
-            provider = replace(
-                _provider(document, name, entry, languages), auth=_credential(reading, name, entry, sections)
-            )
+            provider = replace(_provider(document, name, entry, languages), auth=_credential(reading, name, entry))
             kinds[name] = kind = kind_of_provider(entry, provider)
             provider = replace(
                 provider, limits_are=entry.limits_are or limits_by_kind(kind), is_self_hosted=kind in SELF_HOSTED
@@ -111,11 +105,11 @@ def provider_section(
     return groups, kinds
 
 
-def _credential(reading: ConfigReading, name: str, entry: ProviderEntry, sections: Sections) -> Hashable | None:
+def _credential(reading: ConfigReading, name: str, entry: ProviderEntry) -> Hashable | None:
     """Returns what a provider is called with in place of a key; None: it has no `auth`, or none that can be used."""
     if entry.auth is None:
         return None
-    reader = next((section for section in sections if section.reads_credentials), None)
+    reader = next((section for section in reading.sections if section.reads_credentials), None)
     if reader is None:
         reading.document.complain(("providers", name, "auth"), "credentials of clouds are not installed")
         return None
@@ -172,9 +166,9 @@ def _provider(document: Document, name: str, entry: ProviderEntry, languages: La
     )
 
 
-def key_section(reading: ConfigReading, server: Server, sections: Sections) -> dict[bytes, Key]:
+def key_section(reading: ConfigReading, server: Server) -> dict[bytes, Key]:
     """Returns the callers by the digest of their secret."""
-    document, config, shape = reading.document, reading.config, entry_kinds(sections).key
+    document, config, shape = reading.document, reading.config, entry_kinds(reading.sections).key
     keys: dict[bytes, Key] = {}
     names: set[str] = set()
     places: dict[int, Key] = {}
@@ -194,9 +188,7 @@ def key_section(reading: ConfigReading, server: Server, sections: Sections) -> d
             document.complain((*path, "key"), "is the same secret as admin.key")
         check_fail_closed(document, path, entry, learns=False)
         _check_allowed(document, config, path, entry.models)
-        settings: dict[Setting[Any], Any] = {}
-        for section in sections:
-            settings.update(section.read_key(reading, path, entry))
+        settings = merged(section.read_key(reading, path, entry) for section in reading.sections)
         places[index] = keys.setdefault(entry.key, with_settings(_key(entry), settings))
     _check_tenants(document, places)
     return keys

@@ -17,22 +17,20 @@ from importlib.util import find_spec
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.admin.describe import shown
 from gateway.core.config.fields import (
     Count,
     Duration,
-    Embeddings,
-    IgnoredField,
     PositiveDuration,
     Section,
     Size,
     Text,
     UpToOne,
-    Version,
     accept_off,
     is_pattern,
+    problem_about_value,
     problem_of,
 )
 from gateway.core.config.product_sections import HAVE_EMBEDDINGS, ConfigReading, EntryField, SectionSpec, Settings
@@ -54,6 +52,31 @@ _VERSION_CHARS: Final = 16
 _THINKING_BYTES: Final = 32 * 1024 * 1024
 
 
+_THE_QUESTION: Final = frozenset({"model", "messages", "input", "prompt"})
+
+
+def _version(value: object) -> object:
+    """Accepts a whole number as a version's name; a bare `1.10` is refused, because YAML reads it as 1.1."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _ignored(name: str) -> str:
+    if name in _THE_QUESTION:
+        raise problem_about_value("is the question itself: it cannot be ignored")
+    if "." in name:
+        raise problem_about_value("is not the name of a field: only those at the top of a request can be ignored")
+    return name
+
+
+def _embeddings(text: str) -> str:
+    if text == "local:":
+        raise problem_of("names no folder: write local:FOLDER")
+    return text
+
+
+Version = Annotated[str, Field(min_length=1), BeforeValidator(_version)]
+IgnoredField = Annotated[str, Field(min_length=1), AfterValidator(_ignored)]
+Embeddings = Annotated[str, Field(min_length=1), AfterValidator(_embeddings)]
 WhichRequests = Annotated[Which, BeforeValidator(accept_off)]
 
 
