@@ -29,6 +29,7 @@ class ProductSection(NamedTuple):
 
 PRODUCT_SECTIONS: Final = (
     ProductSection("gateway.admin", "NoticesSection"),
+    ProductSection("gateway.drivers", "StateSection", file_keys=["state"]),
     ProductSection("gateway.credentials", "CredentialsSection"),
     ProductSection("gateway.products.realtime", "RealtimeSection"),
     ProductSection("gateway.features.reuse", "CacheSection", model_keys=["cache"], policy_files=["cache.yaml"]),

@@ -16,9 +16,8 @@ from gateway.core.config.product_sections import ConfigReading, Sections, Sectio
 from gateway.core.config.providers import is_first
 from gateway.core.config.schema import ConfigFile
 from gateway.core.config.source import Document, Path, path_text, printable
-from gateway.core.config.state import parse_redis_url
 from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider, followed_models
-from gateway.core.types import EMULATOR, SharedState
+from gateway.core.types import EMULATOR
 
 _READABLE_BY_OTHERS = 0o044
 _URLS = frozenset({"proxy", "state", "redis", "store"})
@@ -39,9 +38,8 @@ def find_notices(reading: ConfigReading, snapshot: PolicySnapshot) -> list[str]:
     notices = [*_provider_notices(providers), *_credential_notices(providers, models)]
     for section in sections:
         notices += section.provider_notices(reading, snapshot)
-    notices += _redis_notices("state", shared)
-    for name, redis in (one for section in sections for one in section.stores(snapshot).items()):
-        notices += _redis_notices(name, redis if redis != shared else None)
+    for section in sections:
+        notices += section.store_notices(reading, snapshot)
     literal = [path_text(path) for path in _secret_paths(document, config, sections) if _is_literal(document, path)]
     if literal and _is_readable_by_others(document.file):
         notices.append(
@@ -145,16 +143,6 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
             yield f"model {name}: the caller's credential is passed to every one of: {', '.join(shown_to)}"
         for target, use in targets_hidden_from_callers(model):
             yield f"model {name}: {target.name} {use}"
-
-
-def _redis_notices(name: str, shared: SharedState | None) -> Iterator[str]:
-    url = parse_redis_url(shared.url) if shared else None
-    far = [name for name in url.names if not is_loopback(name)] if url else []
-    if url and not url.login and far:
-        how = "without a password" if url.is_encrypted else "without a password and unencrypted"
-        yield f"{name}: {', '.join(far)} is used {how}: whoever can reach it reads and changes what is kept there"
-    elif url and not url.is_encrypted and far:
-        yield f"{name}: its password travels unencrypted to {', '.join(far)}: use rediss"
 
 
 def _closed(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:

@@ -47,9 +47,9 @@ from gateway.core.config.schema import (
     TargetEntry,
     TimeoutsSet,
 )
-from gateway.core.config.state import RedisEntry
 from gateway.credentials.config import AuthEntry
 from gateway.dialects.config import ModelFactsEntry
+from gateway.drivers.config import RedisEntry
 from gateway.features.degrade.config import ModelDegradeEntry, SlowEntry
 from gateway.features.grouping.config import GroupEntry
 from gateway.features.output.config import OnInvalidEntry, OutputEntry

@@ -38,7 +38,6 @@ from gateway.core.config.sections import (
     server_section,
 )
 from gateway.core.config.source import Document, Path, Problem, printable, read_document
-from gateway.core.config.state import state_section
 from gateway.core.errors import ConfigError
 from gateway.core.snapshot import Key, PolicySnapshot, Provider, with_settings
 from gateway.core.types import Upstream
@@ -87,7 +86,8 @@ def load_snapshot(
         raise _config_error(problems)
     policies = _read_policies(document, config, environ, sections)
     server = server_section(document, config, host)
-    state, shared = state_section(document, config)
+    read = (section.read_state(document, config) for section in sections)
+    state, shared = next((found for found in read if found is not None), ("memory", None))
     reading = ConfigReading(
         document, config, environ, sections, policies.folders, dict(policies.settings), state, shared
     )

@@ -118,6 +118,10 @@ class SectionSpec:
         """Returns its files in folders of a policy folder, whose changes are changes of the config. Raises OSError."""
         return ()
 
+    def read_state(self, document: Document, config: ConfigFile) -> tuple[str, SharedState | None] | None:
+        """Returns where what outlives a call is kept, and the Redis of it; None: another section knows."""
+        return None
+
     def read_folder(self, folder: FilePath, environ: Mapping[str, str], problems: list[Problem]) -> Iterable[Document]:
         """Reads its files in folders of a policy folder. Raises OSError."""
         return ()
@@ -176,6 +180,10 @@ class SectionSpec:
 
     def provider_notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:
         """Yields what is worth a word about the providers of models. These follow those of the config about providers."""
+        return ()
+
+    def store_notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:
+        """Yields what is worth a word about where things are kept. These follow those about providers."""
         return ()
 
     def notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterable[str]:

@@ -113,7 +113,6 @@ class ConfigFile(Entry):
 
     server: Section = {}
     admin: Section = {}
-    state: Any = Field(default="memory", repr=False)
     policies: Text | None = None
     providers: Section = {}
     models: Section = {}

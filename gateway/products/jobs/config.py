@@ -21,6 +21,8 @@ from gateway.core.config.state import SCHEMES, redis_at
 from gateway.core.snapshot import ExplainedRequest, Key, Model, PolicySnapshot, Provider
 from gateway.core.types import SharedState
 from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, KEEP_RUNS_S, Accept, JobSettings
+from gateway.core.snapshot import Key, Model, PolicySnapshot, Provider
+from gateway.drivers.config import SCHEMES, redis_at
 from gateway.products.batches.native.rules import has_batch_api, may_take
 from gateway.products.jobs.policies_config import read_jobs
 from gateway.products.jobs.rules import ACCEPTS_202, JOB_RULES, JOBS, JobRules, Jobs

@@ -10,10 +10,10 @@ from urllib.parse import unquote
 import pytest
 
 from gateway.admin.describe import describe
-from gateway.core.config.state import SCHEMES, parse_redis_url
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import SharedState
+from gateway.drivers.config import SCHEMES, parse_redis_url
 from tests.rows import rows
 from tests.support.configs import ENVIRON, GOOD, load_text, problems_of, with_policies
 

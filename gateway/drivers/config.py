@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import os.path
 import re
+from collections.abc import Iterator
 from ipaddress import AddressValueError, IPv6Address
 from pathlib import Path as FilePath
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote
 
 from pydantic import AfterValidator, Field
 
-from gateway.core.config.fields import SQLITE, Count, Duration, Section, Text, problem_of, refuse_unfilled
+from gateway.core.config.fields import (
+    SQLITE,
+    Count,
+    Duration,
+    Section,
+    Text,
+    is_loopback,
+    problem_of,
+    refuse_unfilled,
+)
+from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec
 from gateway.core.config.schema import ConfigFile, Entry, check
 from gateway.core.config.source import Document, Path, beside, is_file, kind_of
+from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import SharedState
 
 MEMORY: Final = "memory"
@@ -71,9 +83,26 @@ class RedisEntry(Entry):
     ca_file: Text | None = None
 
 
-def state_section(document: Document, config: ConfigFile) -> tuple[str, SharedState | None]:
+STATE: Final[EntryField[Any]] = EntryField("state", Any, MEMORY, after="admin")
+
+
+class StateSection(SectionSpec):
+    """The section `state`, and the notices about a Redis, of other sections too."""
+
+    file_fields = (STATE,)
+
+    def read_state(self, document: Document, config: ConfigFile) -> tuple[str, SharedState | None]:
+        return state_section(document, STATE.of(config))
+
+    def store_notices(self, reading: ConfigReading, snapshot: PolicySnapshot) -> Iterator[str]:
+        yield from _redis_notices("state", snapshot.shared)
+        for section in reading.sections:
+            for name, redis in section.stores(snapshot).items():
+                yield from _redis_notices(name, redis if redis != snapshot.shared else None)
+
+
+def state_section(document: Document, state: object) -> tuple[str, SharedState | None]:
     """Returns the kind of store: `memory`, `sqlite:///` with an absolute path, or `redis` with its settings."""
-    state = config.state
     if isinstance(state, dict) or (isinstance(state, str) and state.startswith(SCHEMES)):
         return REDIS, redis_at(document, _HERE, state)
     if not isinstance(state, str):
@@ -134,6 +163,16 @@ def _shared(document: Document, here: Path, entry: RedisEntry) -> SharedState:
         replicas=entry.replicas,
         ca_file=beside(document, entry.ca_file) if entry.ca_file is not None else None,
     )
+
+
+def _redis_notices(name: str, shared: SharedState | None) -> Iterator[str]:
+    url = parse_redis_url(shared.url) if shared else None
+    far = [name for name in url.names if not is_loopback(name)] if url else []
+    if url and not url.login and far:
+        how = "without a password" if url.is_encrypted else "without a password and unencrypted"
+        yield f"{name}: {', '.join(far)} is used {how}: whoever can reach it reads and changes what is kept there"
+    elif url and not url.is_encrypted and far:
+        yield f"{name}: its password travels unencrypted to {', '.join(far)}: use rediss"
 
 
 # --- the address of a Redis as a URL: one server, the sentinels of a service, or nodes of a cluster ---
