@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil, inf
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ from gateway.core.request_fields import BOUNDING, find_bound
 from gateway.core.retry import Attempt, shown, usage_in_all
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of
 from gateway.core.snapshot import Rates, Target
+from gateway.core.snapshot import MAX_NAME_CHARS, FindRates, Rates, RatesAt, Target, upstream_model
 from gateway.core.types import ALL_TEXT, Gap, How, RawHeaders, Usage, UsageParts
 
 log = logging.getLogger("gateway")
@@ -338,6 +340,44 @@ def media_usage(call: Call, target: Target, reported: Usage | None, written: int
 
 
 # --- what that costs ---
+
+
+MAX_REMEMBERED_PRICES: Final = 4096
+
+
+def fixed_rates(rates: Rates | None) -> FindRates:
+    """Returns a finder of these rates, whatever the model."""
+    return lambda _model: rates
+
+
+def remembered_rates(look_up: Callable[[str], RatesAt | None], wall: Callable[[], float]) -> FindRates:
+    """Returns a finder that looks up each model once, and asks for its rates again when they have changed, by `wall`.
+
+    Invariant: a hostile stream of model names cannot grow the memory.
+    """
+    models = lru_cache(maxsize=MAX_REMEMBERED_PRICES)(lambda name: _Remembered(look_up(name)))
+
+    def find(name: str) -> Rates | None:
+        # A caller may send any name, and each that is looked up is remembered.
+        if len(name) > MAX_NAME_CHARS:
+            return None
+        found = models(name)
+        if found.until < inf and (now := wall()) >= found.until:
+            found.rates, found.until = (None, inf) if found.rates_at is None else found.rates_at(now)
+        return found.rates
+
+    return find
+
+
+class _Remembered:
+    """The rates of a model until they change; of most they never do, and no clock is asked."""
+
+    __slots__ = ("rates", "rates_at", "until")
+
+    def __init__(self, rates_at: RatesAt | None) -> None:
+        self.rates_at = rates_at
+        self.rates: Rates | None = None
+        self.until = -inf
 
 
 def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:

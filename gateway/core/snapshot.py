@@ -11,9 +11,7 @@ import hmac
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from hashlib import sha256
-from math import inf
 from re import Pattern
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -268,48 +266,13 @@ FindRates = Callable[[str], Rates | None]
 """Finds the rates of a model now, by the name that the provider knows; None: not priced."""
 RatesAt = Callable[[float], tuple[Rates | None, float]]
 """Returns rates at a time, and until when they hold: seconds since the epoch, or inf."""
-MAX_REMEMBERED_PRICES: Final = 4096
 MAX_NAME_CHARS: Final = 200
+"""Of a model's name that is looked up: a caller may send any."""
 
 
 def no_rates(_model: str) -> Rates | None:
     """Nothing is priced."""
     return None
-
-
-def fixed_rates(rates: Rates | None) -> FindRates:
-    """Returns a finder of these rates, whatever the model."""
-    return lambda _model: rates
-
-
-def remembered_rates(look_up: Callable[[str], RatesAt | None], wall: Callable[[], float]) -> FindRates:
-    """Returns a finder that looks up each model once, and asks for its rates again when they have changed, by `wall`.
-
-    Invariant: a hostile stream of model names cannot grow the memory.
-    """
-    models = lru_cache(maxsize=MAX_REMEMBERED_PRICES)(lambda name: _Remembered(look_up(name)))
-
-    def find(name: str) -> Rates | None:
-        # A caller may send any name, and each that is looked up is remembered.
-        if len(name) > MAX_NAME_CHARS:
-            return None
-        found = models(name)
-        if found.until < inf and (now := wall()) >= found.until:
-            found.rates, found.until = (None, inf) if found.rates_at is None else found.rates_at(now)
-        return found.rates
-
-    return find
-
-
-class _Remembered:
-    """The rates of a model until they change; of most they never do, and no clock is asked."""
-
-    __slots__ = ("rates", "rates_at", "until")
-
-    def __init__(self, rates_at: RatesAt | None) -> None:
-        self.rates_at = rates_at
-        self.rates: Rates | None = None
-        self.until = -inf
 
 
 @dataclass(frozen=True, slots=True)

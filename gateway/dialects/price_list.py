@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.core.config.prices import UnitPrice, rates_of
-from gateway.core.snapshot import FindRates, Provider, Rates, RatesAt, remembered_rates
+from gateway.core.ledger import remembered_rates
+from gateway.core.snapshot import FindRates, Provider, Rates, RatesAt
 from gateway.core.types import plain_name
 
 if TYPE_CHECKING:

@@ -13,21 +13,21 @@ from pydantic import TypeAdapter
 import gateway
 from gateway.core.balancing import BUILT_IN_RULES, Action
 from gateway.core.config.admission import KINDS as PROVIDER_KINDS
-from gateway.core.config.admission import LaneEntries, LaneEntry, QueueSet, ShedEntry
+from gateway.core.config.admission import QUEUE_LANES, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.error_tables import RuleEntry
-from gateway.core.config.policies import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
+from gateway.core.config.policies import CLOCK_ENDPOINTS, CLOCK_LANES, ClocksEntry, DripEntry, SuspectEntry
 from gateway.core.config.prices import LongInputPrices, PriceEntry, TierPrices, UnitPrices
 from gateway.core.config.product_sections import entry_kinds
 from gateway.core.config.retries import (
     ACTIONS,
     CLASSES,
+    HOLD_LANES,
     BackoffEntry,
     BreakersSet,
     BudgetEntry,
     ClassEntry,
     CostEntry,
     HedgeEntry,
-    HoldEntry,
     RetriesSet,
 )
 from gateway.core.config.schema import (
@@ -147,14 +147,14 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
 """Where the fields of each kind of entry are told, in a table with their defaults."""
 
 IN_WORDS: dict[type[Entry], tuple[str, str]] = {
-    LaneEntries: ("policies", "### lanes"),
+    QUEUE_LANES: ("policies", "### lanes"),
     ClassEntry: ("policies", "### What each class deserves"),
-    HoldEntry: ("policies", "## breakers.yaml"),
+    HOLD_LANES: ("policies", "## breakers.yaml"),
     WorkflowsFile: ("policies", "## workflows.yaml"),
     SlowEntry: ("config", "### degrade"),
     ClocksEntry: ("policies", "## timeouts.yaml"),
-    ClockLanes: ("policies", "## timeouts.yaml"),
-    ClockEndpoints: ("policies", "## timeouts.yaml"),
+    CLOCK_LANES: ("policies", "## timeouts.yaml"),
+    CLOCK_ENDPOINTS: ("policies", "## timeouts.yaml"),
     LongInputPrices: ("config", "### price"),
     TierPrices: ("config", "### price"),
 }

@@ -216,7 +216,7 @@ class QueueSet(Entry):
     shed: Section = Field(default_factory=dict)
 
 
-LaneEntries: Final = keyed_by(LANES, "LaneEntries", Section)
+QUEUE_LANES: Final = keyed_by(LANES, "LaneEntries", Section)
 """The field `lanes` of a set of `queue.yaml`."""
 
 
@@ -310,7 +310,7 @@ def _set(document: Document | None, name: str, entry: QueueSet) -> _Set:
     lanes: dict[Lane, LaneEntry] = {}
     path: Path = (name, "lanes")
     value = document.at(path)
-    if isinstance(value, dict) and check(LaneEntries, document, path) is not None:
+    if isinstance(value, dict) and check(QUEUE_LANES, document, path) is not None:
         found = {lane: check(LaneEntry, document, (*path, lane)) for lane in LANES if value.get(lane)}
         lanes = {lane: one for lane, one in found.items() if one is not None}
     shed = check(ShedEntry, document, (name, "shed")) if entry.shed else None

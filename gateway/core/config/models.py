@@ -46,11 +46,12 @@ from gateway.core.config.schema import (
     check_part,
 )
 from gateway.core.config.source import Document, Path, kind_of, quoted
+from gateway.core.ledger import fixed_rates
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
 from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import Capabilities
-from gateway.core.snapshot import FindRates, HasSettings, Model, Provider, Target, fixed_rates, with_settings
+from gateway.core.snapshot import FindRates, HasSettings, Model, Provider, Target, with_settings
 from gateway.core.types import Conversions, FindUnsupportedFields, Upstream
 
 Pair = tuple[str, str | None]

@@ -181,9 +181,9 @@ class SuspectEntry(Entry):
     in_flight: Annotated[int, BeforeValidator(_number), Field(ge=2, le=100_000)] | None = None
 
 
-ClockLanes: Final = keyed_by(LANES, "ClockLanes", Section)
+CLOCK_LANES: Final = keyed_by(LANES, "ClockLanes", Section)
 """The field `lanes` of a set of `timeouts.yaml`."""
-ClockEndpoints: Final = keyed_by(ENDPOINTS, "ClockEndpoints", Section)
+CLOCK_ENDPOINTS: Final = keyed_by(ENDPOINTS, "ClockEndpoints", Section)
 """The field `endpoints` of a set of `timeouts.yaml`."""
 
 
@@ -252,8 +252,8 @@ def _words(document: Document | None, name: str, entry: TimeoutsSet) -> _Words:
         return _Words({}, {}, {})
     return _Words(
         _given(document, (name,), entry) | _suspect(document, (name, "suspect")),
-        dict(_sections(ClockLanes, document, (name, "lanes"))),
-        dict(_sections(ClockEndpoints, document, (name, "endpoints"))),
+        dict(_sections(CLOCK_LANES, document, (name, "lanes"))),
+        dict(_sections(CLOCK_ENDPOINTS, document, (name, "endpoints"))),
     )
 
 

@@ -67,7 +67,7 @@ class BreakersSet(Entry):
         return self
 
 
-HoldEntry: Final = keyed_by(LANES, "HoldEntry", Duration)
+HOLD_LANES: Final = keyed_by(LANES, "HoldEntry", Duration)
 """The waits by lane; a lane that is left out has its built-in value."""
 
 
@@ -77,7 +77,7 @@ def read_breakers(document: Document | None) -> dict[str, BreakerRules]:
 
 
 def _rules(document: Document | None, name: str, entry: BreakersSet) -> BreakerRules:
-    hold_for = check_part(HoldEntry, document, (name, "hold_for"))
+    hold_for = check_part(HOLD_LANES, document, (name, "hold_for"))
     return BreakerRules(
         is_enabled=entry.enabled,
         consecutive_failures=entry.consecutive_failures,

@@ -13,11 +13,11 @@ from gateway.core.config.policies import policy_files, read_policies, read_timeo
 from gateway.core.config.product_sections import Settings
 from gateway.core.config.retries import (
     CLASSES,
+    HOLD_LANES,
     BackoffEntry,
     BreakersSet,
     BudgetEntry,
     HedgeEntry,
-    HoldEntry,
     RetriesSet,
 )
 from gateway.core.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
@@ -113,7 +113,7 @@ def test_shipped_files_are_complete() -> None:
     assert all(f"#   {field}: " in text["cache.yaml"] for field in SemanticEntry.model_fields)
     assert set(breakers) == set(BreakersSet.model_fields)
     assert all(f"#     {field}: " in text["workflows.yaml"] for field in WorkflowEntry.model_fields)
-    assert set(breakers["hold_for"]) == set(HoldEntry.model_fields) - {"critical"}
+    assert set(breakers["hold_for"]) == set(HOLD_LANES.model_fields) - {"critical"}
 
 
 def test_named_set_is_picked_by_a_model_and_inherits_the_rest(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core import snapshot
+from gateway.core import ledger
 from gateway.core.errors import ConfigError
 from gateway.core.ledger import usage_usd
 from gateway.core.snapshot import Provider, Rates
@@ -91,8 +91,8 @@ def test_what_is_cached_for_an_hour_has_a_price_of_its_own() -> None:
 
 def test_lookups_are_remembered_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated name costs nothing; a stream of new ones does not grow the memory."""
-    assert snapshot.MAX_REMEMBERED_PRICES <= 4096
-    monkeypatch.setattr(snapshot, "MAX_REMEMBERED_PRICES", 50)
+    assert ledger.MAX_REMEMBERED_PRICES <= 4096
+    monkeypatch.setattr(ledger, "MAX_REMEMBERED_PRICES", 50)
     find = price_finder(OPENAI, now)
     first = find("gpt-4o-mini")
 

@@ -78,8 +78,8 @@ def test_the_endpoints_are_those_that_exist() -> None:
     """A new endpoint must be named here too."""
     served = (*ENDPOINTS_SERVED, GENERATE, COUNT_GENERATED, REALTIME, request_fields.OTHER)
     assert sorted(ENDPOINTS) == sorted(endpoint.name for endpoint in served)
-    assert list(ENDPOINTS) == list(timing.ClockEndpoints.model_fields)
-    assert list(LANES) == list(timing.ClockLanes.model_fields)
+    assert list(ENDPOINTS) == list(timing.CLOCK_ENDPOINTS.model_fields)
+    assert list(LANES) == list(timing.CLOCK_LANES.model_fields)
 
 
 def test_an_endpoint_goes_before_its_lane_and_that_before_the_set(tmp_path: Path) -> None:
