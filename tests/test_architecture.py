@@ -112,6 +112,7 @@ PURE = (
     "gateway.core.limits.bucket",
     "gateway.core.limits.estimate",
     "gateway.core.limits.headers",
+    "gateway.core.limits.idle_gates",
     "gateway.core.limits.learning",
     "gateway.core.limits.limit_table",
     "gateway.core.limits.reservation",

@@ -11,8 +11,8 @@ from math import inf
 from typing import Any
 
 from gateway.core.admission.admission import Admission
+from gateway.core.admission.gates import MISSING_REMEDY, missing_model
 from gateway.core.admission.keys import KeyBudgets
-from gateway.core.admission.outcomes import MISSING_REMEDY, missing_model
 from gateway.core.admission.queue import WaitingLine
 from gateway.core.balancing import Retries
 from gateway.core.health.breaker import Breaker

@@ -19,6 +19,8 @@ from typing import Any, Final
 from gateway.core.admission.gates import Gates
 from gateway.core.admission.planner import answers_of, estimate_of
 from gateway.core.call import Call, CallRecord, deciding_attempt, upstream_model
+from gateway.core.admission.gates import Gates, answers_of, estimate_of
+from gateway.core.call import Call, CallRecord, deciding_attempt
 from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.health.target_health import CLIENT_GONE as CLIENT_GONE

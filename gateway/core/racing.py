@@ -22,7 +22,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gateway.core.admission.admission import Admission
-from gateway.core.admission.keys import token_cost
+from gateway.core.admission.planner import token_cost
 from gateway.core.answers import (
     AttemptDeadlines,
     OpenAttempts,

@@ -24,8 +24,7 @@ from secrets import token_hex
 from typing import Literal, NamedTuple
 
 from gateway.core.admission.admission import Admission
-from gateway.core.admission.gates import Gates
-from gateway.core.admission.outcomes import Hand, HealthPropagation
+from gateway.core.admission.gates import Gates, Hand, HealthPropagation
 from gateway.core.admission.queue import DelayQueue, WaitingLine
 from gateway.core.clock import Clock, Timer
 from gateway.core.health.breaker import Breaker

@@ -1,141 +1,100 @@
-"""The gates and lines of all targets, under the targets' stable names: a reload changes their numbers, not their state.
+"""The gates and lines of all targets, and what becomes there of the attempts that go through them.
 
-A wildcard target (`openai/*`) has a gate for each model name that is asked for. A target whose callers bring their own
-credentials has one for each of these, beside its own: the provider counts and refuses by account, so a caller's limits, pauses,
-spent quotas and breaker are nobody else's. How quick the target is all of them find out together, and its own breaker opens
-where several of them fail. Idle gates of model names and callers are evicted, the longest unused first; a compact summary of
-each outlives it. Invariants: strangers never share a gate, however many they are;
-no name tells a credential; idle gates are bounded.
+    line -> (an attempt) -> answered | refused | failed -> … -> ended | cancelled -> settle
+
+First what a call is to gates (its tokens as estimated, its traits), then `Gates`, then what a failure means for others
+(`HealthPropagation`), and last the ends of attempts (`AttemptOutcomes`). Gates stand under the targets' stable names: a
+reload changes their numbers, not their state. A wildcard target (`openai/*`) has a gate for each model name that is asked
+for. A target whose callers bring their own credentials has one for each of these, beside its own: the provider counts and
+refuses by account, so a caller's limits, pauses, spent quotas and breaker are nobody else's. How quick the target is all of
+them find out together, and its own breaker opens where several of them fail. Idle gates of model names and callers are
+evicted, the longest unused first; a compact summary of each outlives it. It must not know what is done next, or how an
+answer is relayed. Invariants: strangers never share a gate, however many they are; idle gates are bounded; whatever an
+attempt took from a gate is settled exactly once, and so is what the call took from its key.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
-from hashlib import blake2b
-from itertools import islice
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from secrets import token_bytes
+from typing import Literal, TypeAlias
 
+from gateway.core.admission.keys import KeyLimits
 from gateway.core.admission.queue import DelayQueue, WaitingLine
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.health.detector import Responsiveness, account_rules
-from gateway.core.health.target_health import Account, OnChange, TargetHealth
-from gateway.core.limits.target_limits import Gate, IdleGates
+from gateway.core.error_tables import Diagnosis, Scope
+from gateway.core.health.detector import Responsiveness, account_rules, is_shared
+from gateway.core.health.target_health import (
+    CLIENT_GONE,
+    STILL_REFUSED,
+    TRIED_AGAIN,
+    UNHEALTHY,
+    Account,
+    OnChange,
+    TargetHealth,
+)
+from gateway.core.health.times import is_deserted, is_evidence, usual_of
+from gateway.core.limits.estimate import estimate_input_tokens
+from gateway.core.limits.idle_gates import GateNames, IdleGates
+from gateway.core.limits.reservation import Refusal, Reservation, refused
+from gateway.core.limits.target_limits import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MOST_DOUBLINGS, CallTraits, Gate
+from gateway.core.openai.sse import json_object
 from gateway.core.openai.transcript import is_thinker
-from gateway.core.ports import LimitSource
-from gateway.core.snapshot import Model, PolicySnapshot, Target
+from gateway.core.openai.usage import count_answers
+from gateway.core.ports import LimitSource, Meter
+from gateway.core.retry import Attempt, attempts_apart, usage_in_all
+from gateway.core.snapshot import Model, PolicySnapshot, Target, upstream_model
+from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 
-# --- names of gates that are not in the config: of models that clients choose, of callers with accounts of their own ---
-
-
-class GateName:
-    """What is known of one name. `payer` stands for the caller whose account it is; None: it is a model's name.
-
-    A caller's gate is named after a keyed hash of the credential.
-    """
-
-    __slots__ = ("base", "label", "looked_at", "payer")
-
-    def __init__(self, label: str, base: str, payer: str | None, now: float) -> None:
-        self.label = label
-        """The target as the config names it."""
-        self.base = base
-        """The gate that it shares the target's health with; its own name if there is none."""
-        self.payer = payer
-        self.looked_at = now
-        """When it was last found to be in use, or too good to go."""
+# --- what a call is to gates ---
 
 
-class GateNames:
-    """All such names, those that were looked at longest ago first."""
-
-    __slots__ = ("_by_payer", "_known", "_salt", "callers")
-
-    def __init__(self, salt: bytes) -> None:
-        """`salt` keeps credentials from being guessed from names."""
-        self._salt = salt
-        self._known: OrderedDict[str, GateName] = OrderedDict()
-        self._by_payer: dict[str, dict[str, None]] = {}
-        self.callers: dict[str, dict[str, None]] = {}
-        """The names of callers' own accounts, by the gate that they share the target's health with."""
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def label(self, name: str) -> str:
-        """Returns the name of a gate or an account as the config knows it."""
-        known = self._known.get(name)
-        return name if known is None else known.label
-
-    def base(self, name: str) -> str:
-        """Returns the name of the gate that this one shares its target's health with; its own if there is none."""
-        known = self._known.get(name)
-        return name if known is None else known.base
-
-    def is_named(self, name: str) -> bool:
-        """Returns whether something of a client's is in the name: then it is no label for a metric."""
-        return name in self._known
-
-    def is_callers(self, name: str) -> bool:
-        """Returns whether the gate is of one caller's own credential: no other process knows it by this name."""
-        known = self._known.get(name)
-        return known is not None and known.payer is not None
-
-    def of_caller(self, base: str, credential: bytes) -> str:
-        """Returns the name of a caller's own gate, beside the gate `base`."""
-        return f"{base}@{blake2b(credential, key=self._salt, digest_size=16).hexdigest()}"
-
-    def of_same_payer(self, name: str) -> Iterable[str]:
-        """Returns the names of all gates of the caller whose own account pays at this one; of others none."""
-        known = self._known.get(name)
-        return () if known is None or known.payer is None else self._by_payer[known.payer]
-
-    def newest(self, most: int) -> list[str]:
-        """Returns the names that were made or looked at last."""
-        return [*islice(reversed(self._known), max(0, most))]
-
-    def oldest(self, most: int) -> list[tuple[str, GateName]]:
-        """Returns the names that were looked at longest ago."""
-        return [*islice(self._known.items(), most)]
-
-    def add_model(self, name: str, label: str, now: float) -> None:
-        """Notes a model name that a client has chosen, at a target that the config calls `label`."""
-        self._known[name] = GateName(label, name, None, now)
-
-    def add_caller(self, name: str, base: str, label: str, now: float) -> None:
-        """Notes the name that `of_caller` gave."""
-        payer = name[len(base) + 1 :]
-        self._known[name] = GateName(label, base, payer, now)
-        self.callers.setdefault(base, {})[name] = None
-        self._by_payer.setdefault(payer, {})[name] = None
-
-    def keep(self, name: str, now: float) -> None:
-        """Notes that the name was looked at, and stays."""
-        self._known[name].looked_at = now
-        self._known.move_to_end(name)
-
-    def drop(self, name: str) -> None:
-        known = self._known.pop(name, None)
-        if known is not None and known.payer is not None:
-            _remove(self.callers, known.base, name)
-            _remove(self._by_payer, known.payer, name)
-
-    def configure(self, names: Collection[str]) -> None:
-        """Notes that the config has these names from now on: callers' gates there are labelled with them."""
-        for base in names & self.callers.keys():
-            for caller in self.callers[base]:
-                self._known[caller].label = base
-        for name in names:
-            self._known.pop(name, None)
+def answers_of(call: Call) -> int:
+    """Returns how many answers the call pays for."""
+    if call.endpoint.request != "json":
+        return 1
+    if call.large is not None and call.large.tokens >= 0:
+        return call.large.answers
+    return count_answers(call.parsed or json_object(call.body) or {})
 
 
-def _remove(groups: dict[str, dict[str, None]], group: str, name: str) -> None:
-    del groups[group][name]
-    if not groups[group]:
-        del groups[group]
+def opens_at(call: Call, target: Target) -> float:
+    """Returns the moment before which the call does not go to the target again, as it was refused there; 0.0: it was not."""
+    return max([attempt.retry_at for attempt in call.attempts if attempt.target.name == target.name], default=0.0)
 
+
+def estimate_of(call: Call) -> int:
+    """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
+    if call.estimate < 0:
+        call.estimate = 0
+        if call.endpoint.tokens == "none" or call.endpoint.request != "json":
+            return 0
+        if call.large is not None and call.large.tokens >= 0:
+            call.estimate = call.large.tokens
+        else:
+            parsed = call.parsed or json_object(call.body)
+            if parsed is not None:
+                target = call.model.targets[0]
+                find_tokenizer = target.counting.exact_tokens
+                count = find_tokenizer(upstream_model(call, target)) if find_tokenizer is not None else None
+                call.estimate = estimate_input_tokens(call.body, parsed, count)
+    return call.estimate
+
+
+def traits_of(call: Call) -> CallTraits:
+    """Returns what may set the call apart from others at a target that refuses it."""
+    return CallTraits(call.seq, call.tenant, estimate_of(call))
+
+
+def is_moving(call: Call) -> bool:
+    """Returns whether one of the call's attempts has stalled, and others are made beside it."""
+    return any(one.is_stalled for one in call.attempts)
+
+
+# --- the gate and line of each target ---
 
 MOST_NAMED = 1024
 """That many model names and callers keep gates of their own while nobody uses them; gates in use are not counted."""
@@ -381,3 +340,481 @@ def _models(policy: PolicySnapshot) -> Iterable[Model]:
     yield from policy.models.values()
     for _, model in policy.patterns:
         yield model
+
+
+# --- what a failure of one call means for others: breakers, refused credentials, spent accounts ---
+
+
+IN_USE_S = 60.0
+"""Seconds after its last call for which a target is in use."""
+Hand: TypeAlias = Literal["open", "closed", "drained"] | None
+"""The state that a person wants of a breaker; None: what was set by hand holds no more."""
+_LOWEST = len(LANES) - 1
+MISSING_REMEDY = "correct the target's `model` in the config, or have it made available there"
+log = logging.getLogger("gateway.health")
+
+
+def missing_model(target: str) -> str:
+    """Returns what is wrong with a target of this name whose provider does not know its model."""
+    return f"the provider knows no model '{target.partition('/')[2]}', or not for this account"
+
+
+class HealthPropagation:
+    """Carries the news from one gate to the others, and to those who wait.
+
+    Invariant: whoever waits for a target gets every change of its breaker, a moment later.
+    """
+
+    __slots__ = ("_clock", "_draw", "_gates", "_meter", "_queue", "on_change", "on_force", "spent")
+
+    def __init__(self, clock: Clock, meter: Meter, gates: Gates, queue: DelayQueue, draw: Callable[[], float]) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._meter = meter
+        self._gates = gates
+        self._queue = queue
+        self._draw = draw
+        self.spent: set[str] = set()
+        """The targets and accounts of the config whose quota was found spent, and has not been seen to be back."""
+        self.on_change: Callable[[str, str, str], None] | None = None
+        """Called with each change of a breaker: its name, its new state, and why."""
+        self.on_force: Callable[[str, Hand], None] | None = None
+        """Called with what is done by hand."""
+
+    def credential_refused(self, gate: Gate, now: float) -> None:
+        """The provider does not take the credential: nobody uses it for a while, if it is one of the config's own."""
+        account = gate.health.account
+        if self._gates.pays(gate):
+            reason = STILL_REFUSED if account.breaker.reason == TRIED_AGAIN else "its credential is refused"
+            account.is_refused = True
+            account.breaker.trip(reason, now, self._draw())
+
+    def model_missing(self, gate: Gate, plan: Sequence[Gate], now: float) -> None:
+        """The provider does not know the model that the config names there: others of the plan go first, if any can.
+
+        With nobody else to go to it stays in service: then the provider's own word is the answer, and once the model is
+        there the next call is served.
+        """
+        responsiveness = gate.health.responsiveness
+        if self._gates.names.is_callers(gate.name):
+            return  # it may be this one caller's account that has no access
+        was_known = responsiveness.has_lost_model
+        responsiveness.miss_model()
+        if not responsiveness.has_lost_model:
+            return
+        what = missing_model(self._gates.names.label(gate.name))
+        if not was_known:
+            log.warning("%s: %s; %s", gate.name, what, MISSING_REMEDY)
+        breaker = gate.health.breaker
+        if any(other.health.is_clear for other in plan if other is not gate):
+            breaker.trip(what, now, self._draw())
+        elif not breaker.is_by_hand:
+            breaker.trust("no other target is in service", now)
+
+    def callers_failed(self, gate: Gate, why: str, now: float) -> None:
+        """A caller with a credential of his own has failed: where several have, one after the other, it is the target."""
+        breaker, failures = gate.health.target_breaker, gate.health.responsiveness.failed_callers
+        at_least = breaker.rules.consecutive_failures
+        # First without the calls in flight, which cost a look at the lines of all callers.
+        if len(failures) < 2 or not breaker.is_clear or not is_shared(failures.values(), at_least, 0):
+            return
+        in_flight = sum([line.gate.in_flight for line in self._gates.kin(gate.name)])
+        if is_shared(failures.values(), at_least, in_flight):
+            breaker.fall_ill(f"failures of {len(failures)} callers ({why})", now, self._draw(), why)
+            failures.clear()
+
+    def apply_pause(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
+        """The provider has named a delay, perhaps not for this target alone."""
+        if diagnosis.delay_s is not None and diagnosis.scope != "target":
+            for line in self._siblings(gate, diagnosis.scope):
+                line.gate.leave_alone(diagnosis.delay_s, now)
+
+    def exhausted(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
+        """The account's quota is spent: nobody waits for it."""
+        self._queue.shut(self._gates.lines[gate.name])
+        name = gate.name if diagnosis.scope == "target" else gate.health.account.name or gate.name
+        if name not in self.spent and self._gates.pays(gate):
+            self.spent.add(name)
+            log.warning(
+                "%s: its quota is spent; tried again in %.0f s, or at once after 'gateway targets close %s'",
+                *(name, gate.pauses.quota_until - now, name),
+            )
+        if diagnosis.scope != "target":
+            for other in self._siblings(gate, diagnosis.scope):
+                other.gate.exhaust(diagnosis.delay_s, now)
+                self._queue.shut(other)
+
+    def quota_is_back(self, gate: Gate) -> None:
+        """A target has served a call: a quota of it that was found spent is back."""
+        for name in self.spent & {gate.name, gate.health.account.name}:
+            self.spent.discard(name)
+            log.warning("%s: its quota is back", name)
+
+    def force(self, name: str, to: Hand) -> None:
+        """Opens, drains or closes a target or an account by hand; None undoes that, and tries with probes.
+
+        What is closed is trusted at once: its pauses and spent quotas are over, too. A target of which models or callers have
+        gates of their own means all of these; one caller's own can only be closed. Raises KeyError for unknown names.
+        """
+        self.apply_override(name, to)
+        if self.on_force is not None:
+            self.on_force(name, to)
+
+    def apply_override(self, name: str, to: Hand) -> None:
+        """Applies a manual override received from another replica."""
+        now = self._clock.monotonic()
+        gates = self._gates
+        lines = gates.lines_named(name)
+        healths = [line.gate.health for line in lines]
+        breakers = [health.breaker for health in healths if to == "closed" or not health.is_callers]
+        if lines and not breakers:
+            raise KeyError(name)  # one caller's own is left alone by itself only
+        if not lines:
+            account = gates.accounts[name]
+            account.is_refused = account.is_refused and to != "closed"
+            lines, breakers = gates.of_account(account), [account.breaker]
+        for breaker in breakers:
+            breaker.force(to, now)
+        for line in lines if to == "closed" else ():
+            line.gate.pauses.end()
+            self.spent -= {line.gate.name, line.gate.health.account.name}
+            self._queue.freed(line)
+        if to == "closed":
+            gates.trust(lines)
+
+    def rate_found(self, name: str, per_min: float | None) -> None:
+        """A target's refusals have shown a rate that binds; None: it binds no more."""
+        if per_min is None:
+            log.warning("%s takes more than that: no rate of its own binds it any more", name)
+        else:
+            log.warning(
+                "%s takes about %.0f requests a minute, as its refusals show: calls wait for that rate", name, per_min
+            )
+
+    def lines_of(self, name: str) -> Sequence[WaitingLine]:
+        """Returns the lines for which the breaker of this name matters: a target's own, or all that an account pays for."""
+        if self._gates.names.is_callers(name):
+            return [self._gates.lines[name]] if name in self._gates.lines else []
+        account = self._gates.accounts.get(name)
+        return self._gates.kin(name) or (self._gates.of_account(account) if account is not None else [])
+
+    def freed(self, name: str) -> None:
+        """Something was given back at the gate of this name: those who wait there may go, or look at its probe again."""
+        line = self._gates.lines.get(name)
+        if line is None:
+            return
+        self._queue.freed(line)
+        health = line.gate.health
+        if self._gates.names.callers and not health.target_breaker.is_clear:
+            self._probe_ended(line.gate)
+        if not health.is_callers and not health.account.breaker.is_clear:
+            for other in self._gates.of_account(health.account):
+                self._queue.freed(other)
+
+    def _probe_ended(self, gate: Gate) -> None:
+        """A probe may have ended for which callers at other lines wait, too."""
+        health, now = gate.health, self._clock.monotonic()
+        for line in self._gates.kin(gate.name):
+            if health.wait_s(now, _LOWEST) is None:
+                return  # as many as may are on their way again
+            self._queue.freed(line)
+
+    def changed(self, name: str, state: str, reason: str) -> None:
+        """A breaker has opened, or lets calls through again. What each call tries again in vain is reported once."""
+        if reason not in (TRIED_AGAIN, STILL_REFUSED):
+            if not self._gates.names.is_callers(name):
+                self._meter.breaker_changed(self._gates.names.label(name), state)
+            log.warning("%s is %s: %s", name, state.replace("_", " "), reason)
+        if self.on_change is not None:
+            self.on_change(name, state, reason)
+        changed = self.lines_of(name)
+        # Not at once: whoever reports a failure is still busy with this very line.
+        self._clock.call_at(self._clock.monotonic(), lambda: self._meet_change(changed, state))
+
+    def _meet_change(self, lines: Sequence[WaitingLine], state: str) -> None:
+        for line in lines:
+            if state in ("open", "drained"):
+                if self._queue.shut(line):
+                    line.gate.health.probe_for_waiting(self._clock.monotonic(), self._draw())
+                self._queue.freed(line)  # whoever waits there for a probe that another line has sent waits for the next
+                self._trip_account_if_all_open(line.gate.health.account)
+            else:
+                self._queue.freed(line)
+
+    def _trip_account_if_all_open(self, account: Account) -> None:
+        """Trips the account's breaker when all of several targets in use are open: it is the account then, or the provider."""
+        now = self._clock.monotonic()
+        if account.name not in self._gates.accounts or not account.breaker.is_clear:
+            return
+        used = [line.gate for line in self._gates.of_account(account) if now - line.gate.used_at < IN_USE_S]
+        if len(used) > 1 and all(
+            gate.health.breaker.state == "open" and not gate.health.breaker.is_by_hand for gate in used
+        ):
+            account.breaker.trip(f"all {len(used)} targets in use are open", now, self._draw())
+
+    def _siblings(self, gate: Gate, scope: Scope) -> list[WaitingLine]:
+        """Returns the other lines that a diagnosis of this scope concerns: of the credential, or of all of the config's there.
+
+        A caller's own credential concerns his own lines at most.
+        """
+        account = gate.health.account
+        if not self._gates.pays(gate):
+            lines = self._gates.of_payer(gate)
+        elif scope == "key":
+            lines = self._gates.of_account(account)
+        else:
+            group = account.name.partition("#")[0]
+            lines = [
+                one for one in self._gates.lines.values() if one.gate.health.account.name.partition("#")[0] == group
+            ]
+        return [line for line in lines if line.gate is not gate]
+
+
+CALLERS_DEADLINE = "callers_deadline"
+CONTENTS_OWN = "contents_own"
+OWN_WANT = "own_want"
+_FRONT_BYTES, _END_BYTES = 2048, 8192
+_NO_DIAGNOSIS = Diagnosis(ErrorClass.UNKNOWN)
+_WATCH_GRAIN_S = 0.06  # the watch looks every 50 ms
+
+
+def content_of(body: bytes) -> int:
+    """Returns a hash by which calls of the same content are known; of a long body its ends stand for all."""
+    return hash((len(body), bytes(body[:_FRONT_BYTES]), bytes(body[-_END_BYTES:])))
+
+
+class AttemptOutcomes:
+    """Closes attempts: gives back to their gates, and reports to these what the end of an attempt means."""
+
+    __slots__ = ("_clock", "_draw", "_gates", "_health", "_keys")
+
+    def __init__(
+        self,
+        clock: Clock,
+        gates: Gates,
+        health: HealthPropagation,
+        keys: KeyLimits,
+        draw: Callable[[], float],
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._gates = gates
+        self._health = health
+        self._keys = keys
+        self._draw = draw
+
+    def answered(self, call: Call, attempt: Attempt, headers: RawHeaders, *, is_error: bool = False) -> None:
+        """The target has let the attempt in, whatever else it says."""
+        reservation = attempt.reservation
+        if reservation is not None:
+            now = self._clock.monotonic()
+            wall_now = self._clock.wall()
+            _let_in(call, reservation, now)
+            reservation.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
+            if not is_error:
+                if self._health.spent:
+                    self._health.quota_is_back(reservation.gate)
+                reservation.gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
+                if reservation.gate.health.responsiveness.failed_contents:
+                    reservation.gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
+            self._health.freed(reservation.gate.name)
+
+    def refused(self, call: Call, attempt: Attempt, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
+        """The target has refused the attempt for its rate or its account; says what that means for the call."""
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is None:
+            return Refusal.EXHAUSTED
+        now = self._clock.monotonic()
+        gate = reservation.gate
+        traits = traits_of(call)
+        refusal = refused(reservation, diagnosis, headers, now, self._clock.wall(), traits)
+        if refusal is Refusal.EXHAUSTED:
+            self._health.exhausted(gate, diagnosis, now)
+            return refusal
+        is_lone = gate.pauses.refusals is not None and gate.pauses.refusals.is_lone(traits)
+        if not is_lone:
+            self._health.apply_pause(gate, diagnosis, now)
+        is_paused = gate.pauses.until > now
+        name = attempt.target.name
+        before = sum([one.target.name == name and one.retry_at > 0.0 for one in call.attempts])
+        requested_s = diagnosis.delay_s or 0.0
+        backoff_s = 0.0  # the first time it goes as soon as it is asked to, if it is
+        if before or diagnosis.delay_s is None:
+            backoff_s = min(FIRST_BACKOFF_S * 2.0 ** min(before, MOST_DOUBLINGS), LONGEST_BACKOFF_S)
+        attempt.retry_at = now + (max(requested_s, backoff_s) if is_lone else requested_s if is_paused else backoff_s)
+        self._health.freed(gate.name)
+        return refusal
+
+    def failed(
+        self,
+        call: Call,
+        attempt: Attempt,
+        error_class: ErrorClass,
+        phase: Phase,
+        diagnosis: Diagnosis = _NO_DIAGNOSIS,
+        *,
+        fault: str | None = None,
+        is_ours: bool = False,
+    ) -> None:
+        """The attempt came to nothing; with a `diagnosis` the target did answer, with an error.
+
+        What `is_ours` is no news of the target: this process could not open a connection to anybody.
+
+        A `fault` is the operator's to mend, and every call meets it: the target is left alone at once. Not so where the
+        gateway itself has no credential, which is no news of the target, and costs a call nothing.
+        """
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is None:
+            return
+        now = self._clock.monotonic()
+        gate = reservation.gate
+        if len(attempts_apart(call.attempts, attempt)) == 1 and not call.earlier_tries and not is_ours:
+            gate.health.breaker.fresh_failed_at = now
+        # Before the reservation ends, which gives the permits of an unjudged attempt back without news.
+        self._judge(
+            call, reservation, OWN_WANT if is_ours else self._blamed(call, attempt, reservation, error_class, now), now
+        )
+        if phase is Phase.NOTHING_SENT:
+            reservation.cancel(now)
+        else:
+            reservation.failed(now, is_overload=error_class is ErrorClass.TIMEOUT)
+        if error_class is ErrorClass.AUTH:
+            if fault is None:  # else it is this process that has no credential: it says so at once, call by call
+                self._health.credential_refused(gate, now)
+        elif fault is not None:
+            gate.health.target_breaker.trip(fault, now, self._draw())
+        elif error_class is ErrorClass.MODEL_NOT_FOUND:
+            self._health.model_missing(gate, [self._gates.line(one, call).gate for one in call.model.plan], now)
+        # A refused credential is the caller's to know; a server that wants to be left alone by him concerns nobody else.
+        if diagnosis.delay_s is not None and (error_class is not ErrorClass.AUTH or self._gates.pays(gate)):
+            gate.leave_alone(diagnosis.delay_s, now)
+            self._health.apply_pause(gate, diagnosis, now)
+        self._health.freed(gate.name)
+
+    def not_expressible(self, attempt: Attempt, phase: Phase) -> None:
+        """The call cannot be put into the target's language, which is no news of the target's health."""
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is None:
+            return
+        now = self._clock.monotonic()
+        if reservation.retry is not None:
+            reservation.retry.cancel()
+        if phase is Phase.NOTHING_SENT:
+            reservation.cancel(now)
+        else:  # the request has taught that the target does not know its path
+            reservation.failed(now, is_overload=False)
+        self._health.freed(reservation.gate.name)
+
+    def ended(self, call: Call, attempt: Attempt, outcome: str) -> None:
+        """The answer that was relayed has ended; `outcome` is `ok`, what went wrong, or who left."""
+        reservation = attempt.reservation
+        if reservation is not None:
+            self._judge(call, reservation, None if outcome == "ok" else outcome, self._clock.monotonic())
+
+    def cancelled(self, attempt: Attempt, why: str) -> None:
+        """The attempt is given up while the call goes on, which is nobody's failure; what it took of the limits stands."""
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is not None:
+            now = self._clock.monotonic()
+            reservation.judge(why, now, 0.0)
+            reservation.settle(None, now)
+            self._health.freed(reservation.gate.name)
+
+    def used(self, call: Call, attempt: Attempt, usage: Usage | None) -> None:
+        """The attempt was answered well, and the call goes on without that answer: corrects what it took to what it used."""
+        reservation, attempt.reservation = attempt.reservation, None
+        if reservation is None:
+            return
+        now = self._clock.monotonic()
+        _let_in(call, reservation, now)
+        if reservation.headers is not None:
+            reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.thinks)
+        else:
+            reservation.judge(None, now, self._draw())
+            reservation.settle(usage, now)
+        reservation.gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
+        self._health.freed(reservation.gate.name)
+
+    def settle(self, call: Call, attempt: Attempt | None, usage: Usage | None) -> None:
+        """The call has ended: corrects what it took to what it used. None: nobody knows, or nothing.
+
+        `attempt` is the one that had the answer; None: there is no answer, and whatever its attempts still hold is given back.
+        """
+        for one in call.attempts if attempt is None else (attempt,):
+            reservation, one.reservation = one.reservation, None
+            if reservation is None:
+                continue
+            now = self._clock.monotonic()
+            gate = reservation.gate
+            if reservation.headers is not None:
+                if gate.pauses.refusals is not None:
+                    _let_in(call, reservation, now)
+                reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.thinks)
+                if self._health.spent:
+                    self._health.quota_is_back(gate)
+                if gate.health.tokens.spent or gate.health.responsiveness.failed_contents:
+                    gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
+                    gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
+            else:
+                if not reservation.is_judged:
+                    self._judge_unended(call, one, reservation, now)
+                reservation.settle(usage, now)
+            line = self._gates.lines.get(gate.name)
+            if line is not None and (line.waiters.busy or self._gates.names.callers):
+                self._health.freed(gate.name)
+        if call.key_cost is not None:
+            used = usage if len(call.attempts) < 2 else usage_in_all(call.attempts, usage)
+            self._keys.settle(call, used, self._clock.monotonic())
+
+    def _judge_unended(self, call: Call, attempt: Attempt, reservation: Reservation, now: float) -> None:
+        """Every attempt that ended by itself has been judged. Its client has left: mostly nobody's fault."""
+        gate = reservation.gate
+        if call.outcome != CLIENT_GONE or attempt.ended_at is not None:
+            reservation.judge(CLIENT_GONE, now, 0.0)
+            return
+        usual = usual_of(gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks))
+        is_silent = is_deserted(
+            now - attempt.answered_at, usual, thinks=call.thinks or gate.health.responsiveness.thinks
+        )
+        self._judge(call, reservation, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
+
+    def _judge(self, call: Call, reservation: Reservation, why: str | None, now: float) -> None:
+        """Reports to the breakers how the attempt went, and the target's own what several callers have met."""
+        health = reservation.gate.health
+        if (
+            why in UNHEALTHY
+            # Before `is_clear`: the question itself counts the failure.
+            and health.responsiveness.is_contents_own(content_of(call.body), call.seq, now)
+            and health.is_clear
+        ):
+            why = CONTENTS_OWN
+        reservation.judge(why, now, self._draw())
+        if health.is_callers and why in UNHEALTHY:
+            self._health.callers_failed(reservation.gate, str(why), now)
+
+    def _blamed(
+        self, call: Call, attempt: Attempt, reservation: Reservation, error_class: ErrorClass, now: float
+    ) -> str:
+        """Returns what the target is to blame for: not for a deadline that was shorter than its usual time."""
+        if error_class is not ErrorClass.TIMEOUT:
+            return error_class
+        is_callers = call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
+        is_moved = is_moving(call)
+        if not is_callers and not is_moved:
+            return error_class
+        health = reservation.gate.health
+        unserved_s = health.responsiveness.unserved_s(now) if is_moved else 0.0
+        usual = usual_of(health.responsiveness.times(stream=call.stream, thinks=call.thinks))
+        thinks = call.thinks or health.responsiveness.thinks
+        is_silent = is_evidence(now - attempt.answered_at, usual, thinks=thinks, unserved_s=unserved_s)
+        return error_class if is_silent or health.is_probed or reservation.is_late(now) else CALLERS_DEADLINE
+
+
+def _let_in(call: Call, reservation: Reservation, now: float) -> None:
+    """The target has let the call in: whoever was refused before it may have been refused for a reason of his own."""
+    pauses = reservation.gate.pauses
+    refusals = pauses.refusals
+    if refusals is None or not refusals.may_learn(call.seq, call.tenant):
+        return
+    if pauses.let_in(traits_of(call), reservation.epoch, now):
+        reservation.gate.trust_rate(now)

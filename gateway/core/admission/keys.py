@@ -1,4 +1,4 @@
-"""Limits and budgets of keys, and the budgets of retries: first `KeyBudgets`, then `KeyLimits`, then `RetryBudgets`.
+"""Limits and budgets of keys: first `KeyBudgets`, then `KeyLimits`.
 
     reserve (what the call may cost at most) -> allows, for each further attempt -> spent (what it has cost)
 
@@ -13,22 +13,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
 
-from gateway.core.admission.gates import Gates
-from gateway.core.admission.queue import WaitingLine
-from gateway.core.balancing import Retries
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, BudgetReserved, KeyRateLimited
-from gateway.core.health.target_health import Doubt
-from gateway.core.ledger import CostEstimates
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.limit_table import Limits, LimitSet
-from gateway.core.limits.reservation import Reservation, ready_at
 from gateway.core.ports import LimitSource, SharedSum
-from gateway.core.retry import Attempt, attempts_apart
-from gateway.core.retry_budgets import Price, Reserved, Retry, Spending, allows_spending, attempts_by_cost, fits_budget
-from gateway.core.snapshot import Key, PolicySnapshot, Target
-from gateway.core.types import LANES, ErrorClass, Phase, Usage
+from gateway.core.retry_budgets import Price, Reserved, Spending, allows_spending, fits_budget
+from gateway.core.snapshot import Key, PolicySnapshot
+from gateway.core.types import Usage
 
 DAY_S = 86_400
 LEARN_S = 0.05
@@ -74,12 +67,12 @@ class KeyBudgets:
 
     async def reserve(self, call: Call, price: Price) -> None:
         """Takes ahead what the call may cost. Raises BudgetExceeded, or BudgetReserved where it is worth coming back soon."""
-        budget_usd = call.route.key.budget_usd_per_day
+        budget_usd = call.key.budget_usd_per_day
         if budget_usd is None:
             return
         source = self._limit_source
         if source is not None:
-            tally = self._tally(source, call.route.key.name)
+            tally = self._tally(source, call.key.name)
             if not tally.is_known:
                 await tally.learn(self._clock.monotonic() + LEARN_S)
         self._check(call, budget_usd, price)
@@ -92,40 +85,40 @@ class KeyBudgets:
             self._refuse(call, budget_usd, price, is_for_now=True)
 
     def _check(self, call: Call, budget_usd: float, price: Price) -> None:
-        flying_usd = self._flying_usd(call.route.key.name)
-        spent_usd = max(0.0, self._spent(call.route.key.name) - flying_usd)
-        if spent_usd < budget_usd and _fits(call.route.key, spent_usd, flying_usd, price):
+        flying_usd = self._flying_usd(call.key.name)
+        spent_usd = max(0.0, self._spent(call.key.name) - flying_usd)
+        if spent_usd < budget_usd and _fits(call.key, spent_usd, flying_usd, price):
             return
-        is_for_now = flying_usd > 0 and spent_usd < budget_usd and _fits(call.route.key, spent_usd, 0.0, price)
+        is_for_now = flying_usd > 0 and spent_usd < budget_usd and _fits(call.key, spent_usd, 0.0, price)
         self._refuse(call, budget_usd, price, is_for_now=is_for_now)
 
     def _refuse(self, call: Call, budget_usd: float, price: Price, *, is_for_now: bool) -> NoReturn:
-        name = call.route.key.name
+        name = call.key.name
         if is_for_now:
             raise BudgetReserved(
                 f"What the key '{name}' may still spend of its ${budget_usd:g} for today (UTC) is reserved by its calls in "
                 "flight; try again when they have ended, or set max_tokens: less is reserved then.",
                 retry_after_s=COME_BACK_S,
             )
-        self._note_exhausted(call.route.key, budget_usd)
+        self._note_exhausted(call.key, budget_usd)
         spent_usd = self._spent(name)
         if spent_usd >= budget_usd:
             what = f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC)"
             remedy = "raise budget_usd_per_day, or wait for tomorrow"
         else:
-            usd = price.usual if call.route.key.allow_overspend else price.worst
+            usd = price.usual if call.key.allow_overspend else price.worst
             what = (
                 f"The key '{name}' has ${budget_usd - spent_usd:.3g} left of its budget of ${budget_usd:g} for today (UTC), "
                 f"and this call may cost ${usd:.3g}"
             )
             remedy = f"{_cheaper(call)}, raise budget_usd_per_day, or wait for tomorrow"
-            if usd > budget_usd and not call.route.key.allow_overspend:
+            if usd > budget_usd and not call.key.allow_overspend:
                 remedy = f"{_cheaper(call)}, or raise budget_usd_per_day: a new day has no more"
         raise BudgetExceeded(f"{what}; {remedy}.", retry_after_s=DAY_S - self._clock.wall() % DAY_S)
 
     async def _is_agreed(self, source: LimitSource, call: Call, budget_usd: float, price: Price) -> bool:
         """Returns whether what the call took fits what all replicas have; where the store does not answer, this one's part."""
-        name = call.route.key.name
+        name = call.key.name
         tally = self._tally(source, name)
         if tally.unreported <= budget_usd * UNTOLD_PART / source.replicas:
             return True
@@ -133,35 +126,31 @@ class KeyBudgets:
         own_usd = 0.0 if call.reserved is None else call.reserved.usd
         if is_reported:
             others_usd = self._flying_usd(name) - own_usd
-            return _fits(call.route.key, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
+            return _fits(call.key, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
         left_usd = budget_usd - (tally.read() - tally.unreported)
         # Nobody knows the others' part: the call fits this replica's own, or nothing else of the budget is known to be used.
         return tally.unreported <= left_usd / source.replicas or tally.read() <= own_usd
 
     def allows(self, call: Call, usd: float) -> bool:
         """Reserves what the call may cost in all, if its key allows that; returns whether it does."""
-        budget_usd = call.route.key.budget_usd_per_day
+        budget_usd = call.key.budget_usd_per_day
         if budget_usd is None:
             return True
         reserved = call.reserved
         own_usd = reserved.usd if reserved is not None and reserved.day == self.today() else 0.0
-        if not allows_spending(budget_usd, self._spent(call.route.key.name) - own_usd, usd):
+        if not allows_spending(budget_usd, self._spent(call.key.name) - own_usd, usd):
             return False
         if reserved is None:
             self._take(call, usd)
         elif usd > own_usd and reserved.day == self.today():
-            self._flying[call.route.key.name].usd += usd - own_usd
-            self._add(call.route.key.name, usd - own_usd)
+            self._flying[call.key.name].usd += usd - own_usd
+            self._add(call.key.name, usd - own_usd)
             reserved.usd = usd
         return True
 
-    def share(self, call: Call, made_for_it: Call) -> None:
-        """Has a call own what another one that was made for it has reserved, if it had reserved nothing before."""
-        call.reserved = call.reserved or made_for_it.reserved
-
     def spent(self, call: Call, usd: float) -> None:
         """The call has cost so much, whatever it has reserved, unless all of that is charged."""
-        if call.route.key.budget_usd_per_day is None:
+        if call.key.budget_usd_per_day is None:
             return
         reserved, call.reserved = call.reserved, None
         if reserved is not None:
@@ -170,8 +159,8 @@ class KeyBudgets:
             # A day that is over keeps what was reserved on it: the cost is today's.
             if reserved.day == self.today():
                 usd -= reserved.usd
-            self._land(call.route.key.name, reserved)
-        self._add(call.route.key.name, usd)
+            self._land(call.key.name, reserved)
+        self._add(call.key.name, usd)
 
     def spent_today(self, key: Key) -> float:
         """Returns the US dollars that the key has spent today, with what its calls in flight have reserved."""
@@ -246,7 +235,7 @@ class KeyBudgets:
             self._add(key, usd)
 
     def _take(self, call: Call, usd: float) -> None:
-        name, day = call.route.key.name, self.today()
+        name, day = call.key.name, self.today()
         call.reserved = Reserved(day, usd)
         flying = self._flying.get(name)
         if flying is None or flying.day != day:
@@ -300,9 +289,9 @@ class KeyBudgets:
 
 def _cheaper(call: Call) -> str:
     """Returns what makes such a call cost less."""
-    if call.request.endpoint.tokens != "both":
+    if call.endpoint.tokens != "both":
         return "ask for less"
-    return "set max_tokens" if call.request.max_tokens is None else "set a smaller max_tokens"
+    return "set max_tokens" if call.max_tokens is None else "set a smaller max_tokens"
 
 
 def _fits(key: Key, spent_usd: float, reserved_usd: float, price: Price) -> bool:
@@ -348,17 +337,13 @@ class KeyLimits:
 
     def cost_of(self, call: Call, estimate: int) -> Cost:
         """Returns what the call is expected to use."""
-        expected = (
-            FIRST_OUTPUT_TOKENS
-            if call.request.max_tokens is None
-            else min(call.request.max_tokens, FIRST_OUTPUT_TOKENS)
-        )
-        output = expected if call.request.endpoint.tokens == "both" else 0
-        return self.sets[call.route.key.name].shrink(Cost(1, estimate, output), inf)
+        expected = FIRST_OUTPUT_TOKENS if call.max_tokens is None else min(call.max_tokens, FIRST_OUTPUT_TOKENS)
+        output = expected if call.endpoint.tokens == "both" else 0
+        return self.sets[call.key.name].shrink(Cost(1, estimate, output), inf)
 
     def try_enter(self, call: Call, cost: Cost, now: float) -> bool:
         """Takes what the call is expected to use, if it is there."""
-        if self.sets[call.route.key.name].reserve(cost, now) != 0.0:
+        if self.sets[call.key.name].reserve(cost, now) != 0.0:
             return False
         call.key_cost = cost
         call.key_cost_at = now
@@ -371,178 +356,30 @@ class KeyLimits:
         """
         source, ends_at = self._limit_source, clock.monotonic() + FETCH_S
         while source is not None and clock.monotonic() < ends_at:
-            is_fetched = await source.fetch(call.route.key.name, cost, ends_at)
+            is_fetched = await source.fetch(call.key.name, cost, ends_at)
             # A reload may have taken the key's limits away during the wait.
-            if call.route.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
+            if call.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
                 return True
             if not is_fetched:
                 break
         return False
 
     def refuse(self, call: Call, cost: Cost, now: float) -> NoReturn:
-        limits = self.sets[call.route.key.name]
+        limits = self.sets[call.key.name]
         wait_s = limits.wait_s(cost, now)
         if wait_s is None:  # a slot, of which nobody knows, or a share
             wait_s = max(limits.ready_at(cost, now) - now, 0.0) or 1.0
         name = limits.which(cost, now)
         raise KeyRateLimited(
-            f"The key '{call.route.key.name}' has reached its own limit, {name}; slow down, or have it raised in the config.",
+            f"The key '{call.key.name}' has reached its own limit, {name}; slow down, or have it raised in the config.",
             retry_after_s=limits.promise(cost, now + wait_s) - now,
-            limit=f"{call.route.key.name} {name}",
+            limit=f"{call.key.name} {name}",
         )
-
-    def charge(self, call: Call, usage: Usage, now: float) -> None:
-        """Takes what a call that goes on has used beyond what it took, so that its end corrects only what is left."""
-        limits = self.sets.get(call.route.key.name)
-        if limits is not None and call.key_cost is not None:
-            limits.charge(Cost(0, usage.input, usage.output), now)
-            cost = call.key_cost
-            call.key_cost = cost._replace(
-                input_tokens=cost.input_tokens + usage.input, output_tokens=cost.output_tokens + usage.output
-            )
 
     def settle(self, call: Call, usage: Usage | None, now: float) -> None:
         """Corrects what the call took to what it used."""
         cost, call.key_cost = call.key_cost, None
-        limits = self.sets.get(call.route.key.name)
+        limits = self.sets.get(call.key.name)
         if cost is not None and limits is not None:
             actual = Cost(1, 0, 0) if usage is None else Cost(1, usage.input, usage.output)
             limits.settle(cost, actual, now, call.key_cost_at)
-
-
-# --- retries: what they may take of targets' retry budgets, of the key's money, and of a call's own attempts ---
-
-
-class RetryBudgets:
-    """Books retries. Holds no state of any call.
-
-        of (the answers to `core/retry.py`'s questions) -> book -> hand_over (to the reservation of the retry) | cancel
-
-    It is only asked when an attempt has failed. Invariant: what was booked is handed to exactly one reservation, or cancelled.
-    """
-
-    __slots__ = ("_clock", "_costs", "_gates", "_keys")
-
-    def __init__(self, clock: Clock, gates: Gates, keys: KeyBudgets, costs: CostEstimates) -> None:
-        self._clock = clock
-        self._gates = gates
-        self._keys = keys
-        self._costs = costs
-
-    def of(self, call: Call, attempt: Attempt | None = None) -> CallBudgets:
-        """Returns what the call's retries may take, where another attempt costs what one at its first target usually does; of a
-        key's budget it reserves what it may cost at the dearest.
-
-        With `attempt` those that run beside it do not count.
-        """
-        key = call.route.key
-        lines = {
-            one.name: self._gates.line(one, call) for one in (*call.route.model.plan, *call.route.model.context_plan)
-        }
-        attempt_usd = reserved_usd = self._costs.usd(call, call.route.model.plan[0])
-        if key.budget_usd_per_day is not None and not key.allow_overspend:
-            reserved_usd = max(attempt_usd or 0.0, self._costs.price(call, key.budget_usd_per_day).most)
-        made = call.attempts if attempt is None else attempts_apart(call.attempts, attempt)
-        running = [one for one in made if one.ended_at is None and one.cost_usd is None]
-        spent_usd = sum([one.cost_usd or 0.0 for one in made])
-        spent_usd += sum([self._costs.usd(call, one.target) or 0.0 for one in running])
-        return CallBudgets(call, attempt_usd, reserved_usd, spent_usd, lines, self._keys, self._clock.monotonic())
-
-    def book(self, call: Call, failed: Attempt, target: Target) -> Retry | None:
-        """Takes what a retry at the target costs its retry budgets after this failure; None: it costs nothing there."""
-        health = self._gates.line(target, call).gate.health
-        # The breaker of a target in trouble bounds what goes there, and what was never sent has loaded nobody.
-        if failed.phase is Phase.NOTHING_SENT or not health.is_clear:
-            return None
-        return Retry(health.retries, health.tokens, token_cost(call.route.model.retries, failed, target))
-
-    def hand_over(self, call: Call, reservation: Reservation, target: Target, retry: Retry | None) -> None:
-        """Hands what was booked to the next attempt's reservation, which learns whether the call has failed there before."""
-        if retry is not None and not retry.is_for(reservation.gate.health.retries):
-            retry.cancel()  # it goes elsewhere
-            retry = None
-        reservation.retry = retry
-        reservation.is_again = any(one.target.name == target.name and not one.is_refused for one in call.attempts)
-
-
-class CallBudgets:
-    """What the retries of one call may take. Implements `retry.Budgets`."""
-
-    __slots__ = ("_attempt_usd", "_call", "_keys", "_lines", "_now", "_reserved_usd", "_retries", "_spent_usd")
-
-    def __init__(
-        self,
-        call: Call,
-        attempt_usd: float | None,
-        reserved_usd: float | None,
-        spent_usd: float,
-        lines: dict[str, WaitingLine],
-        keys: KeyBudgets,
-        now: float,
-    ) -> None:
-        """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `reserved_usd` what is reserved for it
-        of the key's budget, `spent_usd` what its attempts have cost, as estimated while they run, `lines` are by target name.
-        """
-        self._spent_usd = spent_usd
-        self._reserved_usd = reserved_usd
-        self._now = now
-        self._call = call
-        self._retries = call.route.model.retries
-        self._attempt_usd = attempt_usd
-        self._lines = lines
-        self._keys = keys
-
-    def denies(self, target: Target, last: Attempt) -> str | None:
-        """Returns `budget` or `tokens` when too much is being retried there, None when the target may be tried again.
-
-        A connection that carried nothing has cost nobody anything.
-        """
-        if last.phase is Phase.NOTHING_SENT:
-            return None
-        gate, retries = self._lines[target.name].gate, self._retries
-        health = gate.health
-        if not health.is_clear:
-            return None  # what goes to a target in trouble is bounded there, call by call
-        active = max(gate.in_flight, int(health.busiest(self._now)))
-        if not health.retries.allows(active, retries.budget_percent_of_active, retries.budget_min_concurrent):
-            return "budget"
-        health.tokens.fill(self._now)
-        return None if health.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
-
-    def doubt(self, target: Target) -> Doubt | None:
-        """Returns what failed calls have found out of the target; None: too few have tried, it may be tried."""
-        return self._lines[target.name].gate.health.doubt(self._now)
-
-    def is_in_trouble(self, target: Target) -> bool:
-        """Returns whether a breaker lets only few calls through to the target."""
-        return not self._lines[target.name].gate.health.is_clear
-
-    def ready_at(self, target: Target) -> float:
-        """Returns when the target may take the call, behind those that go before one which comes back (monotonic seconds)."""
-        line, call = self._lines[target.name], self._call
-        cost = line.gate.cost_of(
-            max(0, call.estimate), call.request.max_tokens, answers=call.request.endpoint.tokens == "both"
-        )
-        return ready_at(line.gate, cost, self._now, line.waiters.above(LANES.index(call.request.lane)))
-
-    def denies_money(self) -> str | None:
-        """Returns `money` or `key_budget` when another attempt would cost too much, else None."""
-        usd, most = self._attempt_usd, self._retries.max_usd_per_call
-        if usd is not None and most is not None and self._spent_usd + usd > most:
-            return "money"
-        reserved = self._reserved_usd
-        return None if reserved is None or self._keys.allows(self._call, self._spent_usd + reserved) else "key_budget"
-
-    def attempts(self) -> int:
-        """Returns how many attempts the call may make, by what one costs."""
-        return attempts_by_cost(self._retries.by_cost, self._attempt_usd, self._retries.attempts)
-
-
-def token_cost(retries: Retries, last: Attempt, target: Target) -> float:
-    """Returns the retry tokens that another try at the target takes after such a failure: more after a timeout, the dearer one.
-
-    Silence elsewhere is not this target's doing, and costs it nothing.
-    """
-    if last.phase is Phase.NOTHING_SENT or (last.error_class == ErrorClass.TIMEOUT and last.target.name != target.name):
-        return 0.0
-    return retries.timeout_tokens if last.error_class == ErrorClass.TIMEOUT else retries.retry_tokens

@@ -4,20 +4,17 @@
     admit -> take, or reserve (both in one) -> Reservation.answered | refused -> Reservation.settle      (or cancel)
 
 A gate holds the limits, the pauses that a provider asked for, the search for a rate that nobody tells, a cap that follows
-latency and the target's health; it is paused, resumed and looked at here. `limits/reservation.py` lets calls in and says what
-their ends teach. The pauses come first, then the gate, and last the summaries of gates that nobody uses. It must not know
-calls, lanes' order or queues. Invariant: during a pause nothing is granted.
+latency and the target's health; it is paused, resumed and looked at here. `limits/reservation.py` lets calls in and says
+what their ends teach. The pauses come first, then the gate. It must not know calls, lanes' order or queues. Invariant:
+during a pause nothing is granted.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from hashlib import blake2b
 from math import inf, sqrt
-from struct import Struct
 from typing import NamedTuple, Protocol
 
 from gateway.core.health.detector import BreakerRules
@@ -26,8 +23,9 @@ from gateway.core.health.times import Latency
 from gateway.core.limits import limit_table
 from gateway.core.limits.estimate import NOTHING, TOKEN_PARTS, Calibration, Cost, charge
 from gateway.core.limits.headers import READING_OF, Learned, Reading
+from gateway.core.limits.idle_gates import IdleGateState
 from gateway.core.limits.learning import AdaptiveCap, RateDiscovery
-from gateway.core.limits.limit_table import LimitRow, Limits, LimitSet, ShareOut, Used
+from gateway.core.limits.limit_table import LimitRow, Limits, LimitSet, ShareOut
 from gateway.core.snapshot import Counting
 from gateway.core.types import Lane
 
@@ -752,82 +750,3 @@ class Gate:
     def _spend_until(self, until: float) -> None:
         self.pauses.spend_until(until)
         self.fast_path_open = False
-
-
-# --- idle gates: the summaries of those that nobody uses ---
-
-MOST_REMEMBERED = 100_000
-"""The most gates of all targets together whose summaries are kept."""
-_HEAD = Struct("<dffB")  # all times but the first are kept relative to it: four bytes tell 10 ms in a day
-_USED = Struct("<Bff")
-_KEY_BYTES = 8
-
-
-class IdleGateState(NamedTuple):
-    """All that is kept of one gate. Times are monotonic seconds."""
-
-    at: float
-    """When it was used no more."""
-    paused_until: float
-    exhausted_until: float
-    refusals: int
-    """The refusals in a row, without a success between; at most 255."""
-    used: tuple[Used, ...] = ()
-
-
-class IdleGates:
-    """The summaries, by the names of gates; `salt` keeps anybody from aiming at the entry of another.
-
-    A gate in use takes kilobytes; of a hundred thousand callers or model names that nobody has used for a while only a
-    summary is kept, in at most 256 bytes each. The longest unused goes first, and begins anew when it comes back: nobody
-    ever gets what belongs to another. Invariants: the number of entries is bounded; names, which may hold a client's words,
-    are not kept.
-    """
-
-    __slots__ = ("_kept", "_most", "_quotas_void_before", "_salt", "_trusted_at")
-
-    def __init__(self, salt: bytes, most: int = MOST_REMEMBERED) -> None:
-        self._salt = salt
-        self._most = most
-        self._kept: OrderedDict[int, bytes] = OrderedDict()
-        self._quotas_void_before = -inf
-        self._trusted_at: dict[str, float] = {}  # by label
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def keep(self, name: str, kept: IdleGateState) -> None:
-        """The gate of this name goes."""
-        key = self._key(name)
-        # The order is that of age: an entry that is put in anew becomes the youngest, and drops nobody else.
-        self._kept.pop(key, None)
-        if len(self._kept) >= self._most:
-            self._kept.popitem(last=False)
-        at = kept.at
-        head = _HEAD.pack(at, kept.paused_until - at, kept.exhausted_until - at, min(kept.refusals, 255))
-        self._kept[key] = head + b"".join([_USED.pack(one.limit, one.level, one.full_at - at) for one in kept.used])
-
-    def take(self, name: str, label: str = "") -> IdleGateState | None:
-        """Returns what was kept of the gate of this name, which is back, at a target of this label; None: nothing."""
-        packed = self._kept.pop(self._key(name), None) if self._kept else None
-        if packed is None:
-            return None
-        at, paused_s, exhausted_s, refusals = _HEAD.unpack_from(packed)
-        if at <= self._trusted_at.get(label, -inf):
-            return None
-        exhausted_until = -inf if at < self._quotas_void_before else at + exhausted_s
-        used = [Used(limit, level, at + full_s) for limit, level, full_s in _USED.iter_unpack(packed[_HEAD.size :])]
-        return IdleGateState(at, at + paused_s, exhausted_until, refusals, tuple(used))
-
-    def configure(self, labels: Container[str], now: float) -> None:
-        """Notes that the config has these targets from now on. A quota that was spent before is tried again."""
-        self._quotas_void_before = now
-        self._trusted_at = {label: at for label, at in self._trusted_at.items() if label in labels}
-
-    def trust(self, labels: Iterable[str], now: float) -> None:
-        """Voids, by hand, what was kept of gates at these targets until now."""
-        self._trusted_at.update(dict.fromkeys(labels, now))
-
-    def _key(self, name: str) -> int:
-        data = name.encode("utf-8", "surrogatepass")
-        return int.from_bytes(blake2b(data, key=self._salt, digest_size=_KEY_BYTES).digest(), "little")

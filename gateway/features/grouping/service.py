@@ -19,7 +19,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from gateway.core.admission.admission import Admission
-from gateway.core.admission.planner import estimate_of
+from gateway.core.admission.gates import estimate_of
 from gateway.core.attempts import Attempts
 from gateway.core.call import (
     ALONE,

@@ -17,7 +17,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.admission.admission import Admission
-from gateway.core.admission.outcomes import CALLERS_DEADLINE
+from gateway.core.admission.gates import CALLERS_DEADLINE
 from gateway.core.answers import AttemptDeadlines, wants_usage
 from gateway.core.attempts import Attempts
 from gateway.core.call import (

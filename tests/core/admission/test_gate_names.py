@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.admission.gates import GateNames
+from gateway.core.limits.idle_gates import GateNames
 
 SALT = b"0123456789abcdef"
 

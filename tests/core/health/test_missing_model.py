@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.admin.views import show_targets
-from gateway.core.admission.outcomes import MISSING_REMEDY
+from gateway.core.admission.gates import MISSING_REMEDY
 from gateway.core.balancing import Retries
 from gateway.core.call import Reply
 from gateway.core.errors import GatewayError, NotFound

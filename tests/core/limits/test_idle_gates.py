@@ -8,8 +8,8 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.limits.idle_gates import MOST_REMEMBERED, IdleGates, IdleGateState
 from gateway.core.limits.limit_table import Used
-from gateway.core.limits.target_limits import MOST_REMEMBERED, IdleGates, IdleGateState
 
 SALT = b"0123456789abcdef"
 MOST_BYTES = 256

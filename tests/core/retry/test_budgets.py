@@ -8,7 +8,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from gateway.core.admission.keys import token_cost
+from gateway.core.admission.planner import token_cost
 from gateway.core.balancing import CostRule, Retries
 from gateway.core.errors import BudgetExceeded
 from gateway.core.retry import Attempt
