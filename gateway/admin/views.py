@@ -19,7 +19,7 @@ from gateway.core.health.breaker import Breaker
 from gateway.core.health.detector import Suspicion
 from gateway.core.health.target_health import Account
 from gateway.core.health.times import Latency
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.limit_table import LimitRow, LimitSet
 from gateway.core.limits.reservation import ready_at
 from gateway.core.patience import ClientPatience

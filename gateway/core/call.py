@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import InvalidRequest
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.openai.bodies import Large
 from gateway.core.retry import Attempt
 from gateway.core.retry_budgets import Reserved

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gateway.core.call import CallRecord
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.limit_table import ShareOut
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 from gateway.core.balancing import Choice, Retries, Tiers
 from gateway.core.error_tables import ErrorTable
 from gateway.core.health.detector import BreakerRules
-from gateway.core.limits.estimate import ChargeRule
+from gateway.core.limits.bucket import ChargeRule
 from gateway.core.limits.limit_table import CONTINUOUS, Limits, Style
 from gateway.core.openai.bodies import BodyEdits
 from gateway.core.openai.usage import Capabilities

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from gateway.core.admission.queue import DelayQueue
 from gateway.core.clock import Clock, Timer
-from gateway.core.limits.estimate import NOTHING, Cost, parts_of
+from gateway.core.limits.bucket import NOTHING, Cost, parts_of
 from gateway.core.limits.limit_table import LimitKind, LimitShape, ShareOut
 from gateway.core.ports import Later
 from gateway.core.types import LANES

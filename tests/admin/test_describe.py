@@ -17,7 +17,7 @@ from gateway.admin.explain import explain
 from gateway.core.balancing import Choice
 from gateway.core.errors import NotFound
 from gateway.core.health.detector import BreakerRules
-from gateway.core.limits.estimate import ChargeRule
+from gateway.core.limits.bucket import ChargeRule
 from gateway.core.snapshot import PolicySnapshot
 from tests.support.configs import ROOT, load_text
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.admission.fair_queue import FairQueue, Next
 from gateway.core.admission.queue import DelayQueue, Held
 from gateway.core.limits import reservation
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.reservation import Reservation
 from gateway.core.limits.target_limits import CallTraits, Gate
 from tests.sim.cases import requests_site

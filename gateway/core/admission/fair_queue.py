@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
-from gateway.core.limits.estimate import NOTHING, Cost
+from gateway.core.limits.bucket import NOTHING, Cost
 from gateway.core.types import LANES, Lane, QueueBounds
 
 # --- what becomes of a call now: serve it, hold it, use a fallback, or refuse it at once ---

@@ -16,7 +16,7 @@ from typing import NoReturn
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, BudgetReserved, KeyRateLimited
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.limit_table import Limits, LimitSet
 from gateway.core.ports import LimitSource, SharedSum
 from gateway.core.retry_budgets import Price, Reserved, Spending, allows_spending, fits_budget

@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 from gateway.core.admission.fair_queue import FairQueue, Occupancy, Ticket, Waiter
 from gateway.core.clock import Clock, Timer
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.reservation import Reservation, admit, ready_at, take
 from gateway.core.limits.target_limits import CallTraits, Gate
 from gateway.core.types import Lane, QueueBounds

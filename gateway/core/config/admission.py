@@ -29,7 +29,7 @@ from gateway.core.config.schema import (
     keyed_by,
 )
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.core.limits.estimate import ChargeRule
+from gateway.core.limits.bucket import ChargeRule
 from gateway.core.limits.headers import provider_of
 from gateway.core.limits.limit_table import AZURE, CONTINUOUS, Style
 from gateway.core.snapshot import Counting, Holding, LimitsAre, Provider

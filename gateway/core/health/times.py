@@ -1,8 +1,8 @@
-"""Decides how long an attempt is waited for before its call tries another target, and what a long wait says of the target.
+"""What the answers of a target have taught: how fast they come, how long they get, and how long an attempt is waited for.
 
-First a histogram whose old values fade, then one target's times to first byte (`Latency`), and then the decisions: pure
-functions of what is usual at a target for calls of that kind, and of the time that a caller has set. It must not know
-calls, attempts or clocks. Times are seconds.
+First a histogram whose old values fade, then one target's times to first byte (`Latency`), then the corrections of
+estimates (`Calibration`), and last decisions on waiting: pure functions of what is usual at a target for calls of that
+kind, and of the time that a caller has set. It must not know calls, attempts or clocks. Times are seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from itertools import accumulate
-from math import ceil, exp, inf, log2
+from math import ceil, exp, inf, log, log2
 from typing import NamedTuple
 
 # --- a histogram of positive numbers whose old values fade ---
@@ -185,6 +185,93 @@ class Latency:
         if self.count < max(min_samples, 1):
             return None
         return self._histogram.quantile(p)
+
+
+# --- corrections: how far estimates are off, and how long answers get ---
+
+
+class EstimateErrors(NamedTuple):
+    """How far corrected estimates were off: running means of real/estimated and of |real - estimated| / real."""
+
+    calls: int
+    ratio: float
+    mean_error: float
+
+
+_OUTPUT_OCTAVES, _OUTPUT_HALF_LIFE = 24, 500
+_FEW = 5
+_FIRST_MARGIN = 0.25
+"""What estimates may be short of, before it is known how good they are."""
+_FEW_TOKENS = 100.0  # what a call of two words errs by is no measure for one of thousands
+
+
+class Calibration:
+    """What one model's finished calls taught: real to estimated input, and how long its answers get.
+
+    Everything is O(1), and the oldest calls fade: half of the weight is the last 14 (input) or 500 (output) calls.
+
+    It learns from what providers report. Invariant: a correction stays within a factor of four.
+    """
+
+    __slots__ = ("_first_output", "_log_ratio", "_outputs", "count", "error", "expected_output", "ratio")
+
+    def __init__(self, first_output: int = 512) -> None:
+        self.count = 0
+        self._first_output = first_output
+        self._log_ratio = 0.0
+        self.ratio = 1.0
+        """Real to estimated input tokens, 0.25 to 4."""
+        self.expected_output = first_output
+        """The 90th percentile of this model's answers, in tokens; `first_output` before any was seen."""
+        self.error = 0.0
+        """Mean of |real - estimated| / the greater of both, of corrected estimates; a call of few tokens errs by few."""
+        self._outputs = DecayingHistogram(1.0, _OUTPUT_OCTAVES, _OUTPUT_HALF_LIFE, share=0.9)
+
+    def expect(self, first_output: int) -> None:
+        """Sets what an answer is taken to be long before any was seen, in tokens."""
+        self._first_output = first_output
+        if not self._outputs.weight:
+            self.expected_output = first_output
+
+    def input_estimate(self, estimated: int) -> int:
+        """The estimate of `estimate_input_tokens`, corrected; at least 1."""
+        return max(1, round(estimated * self.ratio)) if self.count else estimated
+
+    def output_estimate(self, max_tokens: int | None) -> int:
+        """`expected_output`, at most `max_tokens`."""
+        expected = self.expected_output
+        return expected if max_tokens is None else min(expected, max_tokens)
+
+    @property
+    def answers_seen(self) -> float:
+        """The answers that show how long they get; later ones weigh more."""
+        return self._outputs.weight
+
+    def input_bound(self, estimated: int) -> float:
+        """As `input_estimate`, and so much more that it is seldom too little."""
+        margin = min(self.error, _FIRST_MARGIN) if self.count >= _FEW else _FIRST_MARGIN
+        return self.input_estimate(estimated) * (1 + margin)
+
+    def observe(self, estimated: int, real_input: int, real_output: int) -> None:
+        """Learns from one finished call; `estimated` is uncorrected. Counts that are not positive teach nothing."""
+        if real_output > 0:
+            self._outputs.add(real_output)
+            self.expected_output = ceil(self._outputs.edge)
+        if estimated <= 0 or real_input <= 0:
+            return
+        self.count += 1
+        # A plain mean at first; from the twentieth call on the last 14 have half of the weight.
+        share = max(1 / self.count, 0.05)
+        expected = estimated * self.ratio
+        error = abs(real_input - expected) / max(real_input, expected, _FEW_TOKENS)
+        self.error += share * (error - self.error)
+        ratio = min(max(real_input / estimated, 0.25), 4.0)
+        self._log_ratio += share * (log(ratio) - self._log_ratio)
+        self.ratio = exp(self._log_ratio)
+
+    def errors(self) -> EstimateErrors:
+        """For the metric and `/admin`."""
+        return EstimateErrors(self.count, self.ratio, self.error)
 
 
 # --- the decisions: how long an attempt is waited for, and what a long wait says ---

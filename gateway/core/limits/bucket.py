@@ -1,16 +1,78 @@
-"""Limits as arithmetic: a bucket that refills all the time, a window that starts anew, slots that are held; in this order.
+"""Limits as arithmetic: what a call costs, a bucket that refills all the time, a window that starts anew, slots that are held.
 
-Pure and sync; `now` comes in as monotonic seconds, and a clock that steps back changes nothing. It must not know headers,
-calls or queues (`limit_table.py` puts several of these together). A microsecond early counts as on time: without it, a
-caller that waits for exactly `wait_s` might have to wait again because of rounding. The debt is kept, so it never adds up.
-Invariant: over any span a bucket grants at most its burst plus what refilled, a window at most its capacity.
+They stand in this order. Pure and sync; `now` comes in as monotonic seconds, and a clock that steps back changes nothing.
+It must not know headers, calls or queues (`limit_table.py` puts several of these together). A microsecond early counts as
+on time: without it, a caller that waits for exactly `wait_s` might have to wait again because of rounding. The debt is
+kept, so it never adds up. Invariant: over any span a bucket grants at most its burst plus what refilled, a window at most
+its capacity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil, inf, isfinite
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+# --- costs: what one call takes from limits, by the part that each limit counts ---
+
+
+REQUESTS, INPUT, OUTPUT, TOKENS, SLOT = range(5)
+"""The parts of a cost, in the order of `Parts`: each limit counts one of them."""
+TOKEN_PARTS = (INPUT, OUTPUT, TOKENS)
+Parts: TypeAlias = tuple[float, float, float, float, float]
+
+
+class Cost(NamedTuple):
+    """What one call takes from each limit. A joint token limit takes the sum of both kinds of tokens."""
+
+    requests: float = 1
+    input_tokens: float = 0
+    output_tokens: float = 0
+
+
+NOTHING = Cost(0, 0, 0)
+
+
+def parts_of(cost: Cost, slots: float | None = None) -> Parts:
+    """Returns `cost` by the parts that limits count; `slots` None: as many slots as requests."""
+    requests, input_tokens, output_tokens = cost
+    return requests, input_tokens, output_tokens, input_tokens + output_tokens, requests if slots is None else slots
+
+
+ChargeRule = Literal["max", "sum", "input", "real"]
+"""The rule of what a provider charges for a call when it lets the call in: `charge` says what each means."""
+
+
+def charge(
+    rule: ChargeRule,
+    input_tokens: int,
+    max_tokens: int | None,
+    expected_output: int,
+    *,
+    cached: int = 0,
+    excludes_cached: bool = False,
+) -> Cost:
+    """Returns what a provider charges for one request at admission; `max_tokens` None: what is expected.
+
+    `max`: the larger of input and max_tokens; `sum`: both; `input`: the input alone; `real`: input and output as they will
+    be by estimate, whatever max_tokens allows. The sum of both tokens of the result is the charge of a joint limit.
+    """
+    if excludes_cached:
+        input_tokens = max(0, input_tokens - cached)
+    return Cost(1, input_tokens, charged_output(rule, input_tokens, max_tokens, expected_output))
+
+
+def charged_output(rule: ChargeRule, input_tokens: int, max_tokens: int | None, expected_output: int) -> int:
+    """Returns the output tokens that `charge` comes to."""
+    if rule == "input":
+        return 0
+    output_tokens = expected_output if max_tokens is None or rule == "real" else max_tokens
+    # A joint limit adds the input, so for `max` only what the output has beyond it may be left here.
+    return max(0, output_tokens - input_tokens) if rule == "max" else output_tokens
+
+
+# --- a limit, and the one that refills all the time ---
+
 
 EARLY_S = 1e-6
 """Seconds by which a caller may be early and still counts as on time."""

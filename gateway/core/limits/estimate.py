@@ -1,166 +1,17 @@
-"""Estimates a request's tokens, corrects that by real usage, and says what each limit is charged.
+"""Estimates a request's tokens: a heuristic over sizes (no tokenizer).
 
-First the corrections that a model's calls have taught (`Calibration`), then what one call takes from limits (`Cost`), and
-last the estimate itself: a heuristic over sizes (no tokenizer). It must not know limits. Invariants: total on any JSON
-object; the work is bounded however large the body is.
+It must not know limits. Invariants: total on any JSON object; the work is bounded however large the body is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, exp, log
-from typing import Any, Literal, NamedTuple, TypeAlias
+from math import ceil
+from typing import Any
 
 import orjson
 
-from gateway.core.health.times import DecayingHistogram
-
-# --- corrections: how far estimates are off, and how long answers get ---
-
-
-class EstimateErrors(NamedTuple):
-    """How far corrected estimates were off: running means of real/estimated and of |real - estimated| / real."""
-
-    calls: int
-    ratio: float
-    mean_error: float
-
-
-_OUTPUT_OCTAVES, _OUTPUT_HALF_LIFE = 24, 500
-_FEW = 5
-_FIRST_MARGIN = 0.25
-"""What estimates may be short of, before it is known how good they are."""
-
-
-_FEW_TOKENS = 100.0  # what a call of two words errs by is no measure for one of thousands
-
-
-class Calibration:
-    """What one model's finished calls taught: real to estimated input, and how long its answers get.
-
-    Everything is O(1), and the oldest calls fade: half of the weight is the last 14 (input) or 500 (output) calls.
-
-    It learns from what providers report. Invariant: a correction stays within a factor of four.
-    """
-
-    __slots__ = ("_first_output", "_log_ratio", "_outputs", "count", "error", "expected_output", "ratio")
-
-    def __init__(self, first_output: int = 512) -> None:
-        self.count = 0
-        self._first_output = first_output
-        self._log_ratio = 0.0
-        self.ratio = 1.0
-        """Real to estimated input tokens, 0.25 to 4."""
-        self.expected_output = first_output
-        """The 90th percentile of this model's answers, in tokens; `first_output` before any was seen."""
-        self.error = 0.0
-        """Mean of |real - estimated| / the greater of both, of corrected estimates; a call of few tokens errs by few."""
-        self._outputs = DecayingHistogram(1.0, _OUTPUT_OCTAVES, _OUTPUT_HALF_LIFE, share=0.9)
-
-    def expect(self, first_output: int) -> None:
-        """Sets what an answer is taken to be long before any was seen, in tokens."""
-        self._first_output = first_output
-        if not self._outputs.weight:
-            self.expected_output = first_output
-
-    def input_estimate(self, estimated: int) -> int:
-        """The estimate of `estimate_input_tokens`, corrected; at least 1."""
-        return max(1, round(estimated * self.ratio)) if self.count else estimated
-
-    def output_estimate(self, max_tokens: int | None) -> int:
-        """`expected_output`, at most `max_tokens`."""
-        expected = self.expected_output
-        return expected if max_tokens is None else min(expected, max_tokens)
-
-    @property
-    def answers_seen(self) -> float:
-        """The answers that show how long they get; later ones weigh more."""
-        return self._outputs.weight
-
-    def input_bound(self, estimated: int) -> float:
-        """As `input_estimate`, and so much more that it is seldom too little."""
-        margin = min(self.error, _FIRST_MARGIN) if self.count >= _FEW else _FIRST_MARGIN
-        return self.input_estimate(estimated) * (1 + margin)
-
-    def observe(self, estimated: int, real_input: int, real_output: int) -> None:
-        """Learns from one finished call; `estimated` is uncorrected. Counts that are not positive teach nothing."""
-        if real_output > 0:
-            self._outputs.add(real_output)
-            self.expected_output = ceil(self._outputs.edge)
-        if estimated <= 0 or real_input <= 0:
-            return
-        self.count += 1
-        # A plain mean at first; from the twentieth call on the last 14 have half of the weight.
-        share = max(1 / self.count, 0.05)
-        expected = estimated * self.ratio
-        error = abs(real_input - expected) / max(real_input, expected, _FEW_TOKENS)
-        self.error += share * (error - self.error)
-        ratio = min(max(real_input / estimated, 0.25), 4.0)
-        self._log_ratio += share * (log(ratio) - self._log_ratio)
-        self.ratio = exp(self._log_ratio)
-
-    def errors(self) -> EstimateErrors:
-        """For the metric and `/admin`."""
-        return EstimateErrors(self.count, self.ratio, self.error)
-
-
-# --- costs: what one call takes from limits, by the part that each limit counts ---
-
-
-REQUESTS, INPUT, OUTPUT, TOKENS, SLOT = range(5)
-"""The parts of a cost, in the order of `Parts`: each limit counts one of them."""
-TOKEN_PARTS = (INPUT, OUTPUT, TOKENS)
-Parts: TypeAlias = tuple[float, float, float, float, float]
-
-
-class Cost(NamedTuple):
-    """What one call takes from each limit. A joint token limit takes the sum of both kinds of tokens."""
-
-    requests: float = 1
-    input_tokens: float = 0
-    output_tokens: float = 0
-
-
-NOTHING = Cost(0, 0, 0)
-
-
-def parts_of(cost: Cost, slots: float | None = None) -> Parts:
-    """Returns `cost` by the parts that limits count; `slots` None: as many slots as requests."""
-    requests, input_tokens, output_tokens = cost
-    return requests, input_tokens, output_tokens, input_tokens + output_tokens, requests if slots is None else slots
-
-
-def charge(
-    rule: ChargeRule,
-    input_tokens: int,
-    max_tokens: int | None,
-    expected_output: int,
-    *,
-    cached: int = 0,
-    excludes_cached: bool = False,
-) -> Cost:
-    """Returns what a provider charges for one request at admission; `max_tokens` None: what is expected.
-
-    `max`: the larger of input and max_tokens; `sum`: both; `input`: the input alone; `real`: input and output as they will
-    be by estimate, whatever max_tokens allows. The sum of both tokens of the result is the charge of a joint limit.
-    """
-    if excludes_cached:
-        input_tokens = max(0, input_tokens - cached)
-    return Cost(1, input_tokens, charged_output(rule, input_tokens, max_tokens, expected_output))
-
-
-def charged_output(rule: ChargeRule, input_tokens: int, max_tokens: int | None, expected_output: int) -> int:
-    """Returns the output tokens that `charge` comes to."""
-    if rule == "input":
-        return 0
-    output_tokens = expected_output if max_tokens is None or rule == "real" else max_tokens
-    # A joint limit adds the input, so for `max` only what the output has beyond it may be left here.
-    return max(0, output_tokens - input_tokens) if rule == "max" else output_tokens
-
-
 Count = Callable[[str], float]
-
-# --- the estimate of a request's tokens ---
 
 _BYTES_PER_TOKEN = 4.0
 _WIDE_BYTES_PER_TOKEN = 3.0  # two-byte scripts: Cyrillic, Greek, Arabic, accented letters
@@ -360,7 +211,3 @@ def _body_tokens(body: bytes) -> int:
     step = (len(body) - _SLICE) // (_SLICES - 1)
     sample = b"".join([body[start : start + _SLICE] for start in range(0, step * _SLICES, step)])
     return ceil(text_tokens(sample.decode("utf-8", "replace")) * len(body) / len(sample))
-
-
-ChargeRule = Literal["max", "sum", "input", "real"]
-"""The rule of what a provider charges for a call when it lets the call in: `charge` in `estimate.py` says what each means."""

@@ -22,8 +22,21 @@ from dataclasses import dataclass
 from math import floor, inf
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from gateway.core.limits.bucket import Bucket, Limit, Slots, Window
-from gateway.core.limits.estimate import INPUT, NOTHING, OUTPUT, REQUESTS, SLOT, TOKEN_PARTS, TOKENS, Cost, parts_of
+from gateway.core.limits.bucket import (
+    INPUT,
+    NOTHING,
+    OUTPUT,
+    REQUESTS,
+    SLOT,
+    TOKEN_PARTS,
+    TOKENS,
+    Bucket,
+    Cost,
+    Limit,
+    Slots,
+    Window,
+    parts_of,
+)
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.limits.learning import UnwrittenBurst
 

@@ -20,8 +20,7 @@ from math import inf, sqrt
 from gateway.core.error_tables import Diagnosis
 from gateway.core.health.target_health import UNHEALTHY, Permit
 from gateway.core.limits import limit_table
-from gateway.core.limits.bucket import settle_all, take_all
-from gateway.core.limits.estimate import NOTHING, Cost, charged_output
+from gateway.core.limits.bucket import NOTHING, Cost, charged_output, settle_all, take_all
 from gateway.core.limits.headers import read_limit_headers
 from gateway.core.limits.target_limits import (
     ESTIMATE_TOLERANCE,

@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 
 from gateway.core.health.detector import BreakerRules
 from gateway.core.health.target_health import Account, TargetHealth
-from gateway.core.health.times import Latency
+from gateway.core.health.times import Calibration, Latency
 from gateway.core.limits import limit_table
-from gateway.core.limits.estimate import NOTHING, TOKEN_PARTS, Calibration, Cost, charge
+from gateway.core.limits.bucket import NOTHING, TOKEN_PARTS, Cost, charge
 from gateway.core.limits.headers import READING_OF, Learned, Reading
 from gateway.core.limits.idle_gates import IdleGateState
 from gateway.core.limits.learning import AdaptiveCap, RateDiscovery

@@ -23,7 +23,7 @@ from gateway.core.errors import (
     WaitTooLong,
 )
 from gateway.core.limits import reservation
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.limit_table import Limits, Style
 from gateway.core.render import OPENAI
 from gateway.core.snapshot import Counting

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.core.admission.fair_queue import FairQueue, Ticket, Waiter
-from gateway.core.limits.estimate import NOTHING, Cost
+from gateway.core.limits.bucket import NOTHING, Cost
 from gateway.core.types import LANES, Lane
 from tests.sweeps import sampled
 

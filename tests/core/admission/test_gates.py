@@ -17,7 +17,7 @@ from gateway.core.call import Reply
 from gateway.core.errors import CircuitOpen, GatewayError
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits import reservation
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.limit_table import Limits
 from gateway.core.limits.target_limits import FIRST_BACKOFF_S
 from gateway.core.snapshot import LimitsAre, Target

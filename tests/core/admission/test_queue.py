@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.core.admission.queue import DelayQueue, Held, Left, Option, WaitingLine
 from gateway.core.limits import reservation
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.limit_table import Limits, Style
 from gateway.core.limits.target_limits import CallTraits, Gate
 from gateway.core.snapshot import Counting

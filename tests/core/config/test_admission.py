@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.config import admission
 from gateway.core.config.admission import BUILT_IN_RULES, KINDS, WINDOWS
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.limit_table import AZURE, CONTINUOUS, Limits, LimitSet
 from gateway.core.snapshot import Counting, Target
 from tests.rows import rows

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.estimate import Calibration, ChargeRule, Cost, charge, estimate_input_tokens
+from gateway.core.health.times import Calibration
+from gateway.core.limits.bucket import ChargeRule, Cost, charge
+from gateway.core.limits.estimate import estimate_input_tokens
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.error_tables import Diagnosis
 from gateway.core.limits import reservation
-from gateway.core.limits.estimate import NOTHING, Cost
+from gateway.core.limits.bucket import NOTHING, Cost
 from gateway.core.limits.headers import Learned, never_fits, retry_delay_s
 from gateway.core.limits.limit_table import Limits, Style
 from gateway.core.limits.reservation import Refusal, Reservation, refused

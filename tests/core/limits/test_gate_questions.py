@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.core.error_tables import Diagnosis
 from gateway.core.limits import reservation
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.limit_table import Limits, LimitShape
 from gateway.core.limits.reservation import Reservation, refused
 from gateway.core.limits.target_limits import Gate

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.limits import limit_table
-from gateway.core.limits.bucket import Bucket
-from gateway.core.limits.estimate import NOTHING, Cost
+from gateway.core.limits.bucket import NOTHING, Bucket, Cost
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.limits.limit_table import AZURE, CONTINUOUS, Limits, LimitSet, Style
 from tests.rows import rows

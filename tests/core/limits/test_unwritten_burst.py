@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.limits import limit_table
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.limits.learning import AGAIN_S, UNREFUSED_S
 from gateway.core.limits.limit_table import Limits, LimitSet

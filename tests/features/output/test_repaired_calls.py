@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.core.balancing import Backoff, Hedging, Retries
 from gateway.core.call import Call, CallRoute, Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
-from gateway.core.limits.estimate import Cost
+from gateway.core.limits.bucket import Cost
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Model, Rates, Target
 from gateway.core.telemetry import JsonLines
