@@ -135,6 +135,7 @@ PURE = (
     "gateway.features.ownership.objects",
     "gateway.features.reuse.keys",
     "gateway.features.runs.step",
+    "gateway.fleet.breakers",
     "gateway.fleet.lease",
     "gateway.fleet.leased_part",
     "gateway.products.batches.input",

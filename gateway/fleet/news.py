@@ -28,10 +28,11 @@ from gateway.core.admission.gates import Gates, Hand, HealthPropagation
 from gateway.core.admission.queue import DelayQueue, WaitingLine
 from gateway.core.clock import Clock, Timer
 from gateway.core.health.breaker import Breaker
-from gateway.core.health.target_health import Account, FleetView
+from gateway.core.health.target_health import Account
 from gateway.core.limits.headers import Learned
 from gateway.core.limits.target_limits import BURST, Gate
 from gateway.core.ports import PeerBus, PeerMessage
+from gateway.fleet.breakers import FleetView
 
 # --- the format: what news of breakers, hands and limits says in detail, as bytes and back ---
 

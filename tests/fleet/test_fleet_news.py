@@ -11,12 +11,12 @@ import pytest
 
 from gateway.core.admission.gates import MOST_NAMED
 from gateway.core.health.detector import BreakerRules
-from gateway.core.health.target_health import FleetView
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.ports import PeerMessage
 from gateway.core.snapshot import Counting, Model, Target
 from gateway.core.types import LANES
 from gateway.fleet import news
+from gateway.fleet.breakers import FleetView
 from gateway.fleet.news import (
     FIRST_GO,
     HAND_S,

@@ -455,7 +455,7 @@ class Breaker:
         self.opened_at = -inf
         """The time of the last opening (monotonic seconds); -inf: it was never opened."""
         self.ask_leave: Callable[[Breaker], object] | None = None
-        """Asks the fleet whether this replica probes; the answer comes by `FleetView`. None: there are no other replicas."""
+        """Asks the fleet whether this replica probes; the answer comes later. None: there are no other replicas."""
         self.peers = PeerReports()
         self.fresh_failed_at = -inf
         """The last time at which a call failed that had not been here before (monotonic seconds); set by the owner."""

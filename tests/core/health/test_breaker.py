@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gateway.core.health.breaker import LEAVE_S, Breaker
 from gateway.core.health.detector import BreakerRules, account_rules
-from gateway.core.health.target_health import FleetView
+from gateway.fleet.breakers import FleetView
 from tests.rows import rows
 from tests.sweeps import sampled
 
