@@ -593,6 +593,7 @@ def refused(
         is_explained = learned is not None and learned.is_used_up  # by a limit, so it concerns all calls
         traits = None if is_explained else traits
         _slow_down(grant, delay_s, now, traits, is_for_tokens=is_for_tokens, is_explained=is_explained, is_look=is_look)
+        gate.review(now)
     return Refusal.WAIT
 
 
@@ -612,7 +613,6 @@ def _slow_down(
     """
     gate = grant.gate
     pauses, discovery = gate.pauses, gate.discovery
-    gate.fast_path_open = False
     is_limit = is_look or discovery.refused(
         grant.at,
         now,

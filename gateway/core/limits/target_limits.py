@@ -546,7 +546,6 @@ class Gate:
             inputs = limits.input_tokens_per_min
             inputs = limits.tokens_per_min if inputs is None else inputs
             limits = replace(limits, tokens_per_min=None, input_tokens_per_min=inputs)
-        self.fast_path_open = False
         self.limits.table.configure(limits, now, counting.style)
         if not counting.adaptive:
             self.cap = None
@@ -555,7 +554,7 @@ class Gate:
         self.review_rate(now)
 
     def review(self, now: float) -> None:
-        """Looks whether the short way of `reservation.enter` is open again. Whatever shuts it does so at once."""
+        """Derives whether the short way of `reservation.enter` is open; to be called after whatever may shut it."""
         is_normal = self.state(now) is GateState.NORMAL
         self.fast_path_open = is_normal and self.cap is None and self.limits.table.buckets is not None
 
@@ -565,8 +564,7 @@ class Gate:
         self.has_token_limit = table.has("tokens_per_min", "input_tokens_per_min", "output_tokens_per_min")
         is_known = self.has_token_limit or table.has("requests_per_min")
         self.discovery.review(now, learns=self.counting.learns, is_known=is_known)
-        if self.discovery.search is not None:
-            self.fast_path_open = False
+        self.review(now)
 
     def state(self, now: float) -> GateState:
         """Returns which row of the table it is in."""
@@ -673,7 +671,7 @@ class Gate:
     def pause(self, delay_s: float, now: float, *, is_sure: bool = True) -> None:
         """Leaves the target alone for so long; has other replicas do the same if it `is_sure` to concern their calls."""
         self.pauses.pause_until(now + delay_s, now)
-        self.fast_path_open = False
+        self.review(now)
         if is_sure and self.news is not None and 0.0 < delay_s < inf:
             self.news.paused(self.name, delay_s, now)
 
@@ -683,7 +681,8 @@ class Gate:
 
     def exhaust(self, delay_s: float | None, now: float) -> None:
         """Leaves the target alone because its account is spent, for so long as far as anybody knows."""
-        self._spend_until(now + min(max(delay_s or 0.0, QUOTA_PROBE_S), QUOTA_LONGEST_S))
+        self.pauses.spend_until(now + min(max(delay_s or 0.0, QUOTA_PROBE_S), QUOTA_LONGEST_S))
+        self.review(now)
         if self.news is not None:
             self.news.exhausted(self.name, self.pauses.quota_until - now, now)
 
@@ -692,13 +691,14 @@ class Gate:
         until = now + min(left_s, LONGEST_HOLD_S)
         if until > self.pauses.until:
             self.pauses.pause_until(until, now)
-            self.fast_path_open = False
+            self.review(now)
 
     def peer_exhausted(self, left_s: float, now: float) -> None:
         """Leaves the target alone for so long because another replica has found the account spent."""
         until = now + min(left_s, QUOTA_LONGEST_S)
         if until > self.pauses.quota_until:
-            self._spend_until(until)
+            self.pauses.spend_until(until)
+            self.review(now)
 
     def peer_learned(self, name: str, amount: float, period_s: float, now: float) -> None:
         """Takes over a limit of so much in so many seconds from another replica; nothing of what is left of it."""
@@ -721,11 +721,11 @@ class Gate:
         """Goes on where the gate of this name has left off; a quota that was spent is spent until it resets."""
         limit_table.use_again(self.limits, kept.used, now)
         self.pauses.refusals_in_a_row = kept.refusals
-        self.fast_path_open = False
         if kept.paused_until > now:
             self.pauses.pause_until(kept.paused_until, now)
         if kept.exhausted_until > now:
-            self._spend_until(kept.exhausted_until)
+            self.pauses.spend_until(kept.exhausted_until)
+        self.review(now)
 
     def rows(self, now: float) -> list[LimitRow]:
         """Returns every limit, known, found or adaptive, for `/admin/limits` and the gauges."""
@@ -746,7 +746,3 @@ class Gate:
             return "pause"
         which = self.limits.which(cost, now, self.reserve_percent(keep_percent, now))
         return which or ("concurrency" if self.discovery.search is None else "rate")
-
-    def _spend_until(self, until: float) -> None:
-        self.pauses.spend_until(until)
-        self.fast_path_open = False
