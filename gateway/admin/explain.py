@@ -27,10 +27,8 @@ from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import Capabilities
 from gateway.core.patience import SDK_S
 from gateway.core.request_fields import METADATA, Peeked, RoutePlan, peek, plan_route
-from gateway.core.snapshot import Counting, ExplainedRequest, Key, Model, PolicySnapshot, Rates, Target, targets_hidden_from_callers
+from gateway.core.snapshot import Counting, ExplainedRequest, Key, Model, PolicySnapshot, Rates, Target
 from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders, Usage
-from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target
-from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
 from gateway.dialects import http as door
 from gateway.dialects.endpoints import ENDPOINTS
 from gateway.dialects.target_languages import Conversion

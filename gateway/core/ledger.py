@@ -16,11 +16,8 @@ from functools import lru_cache
 from math import ceil, inf
 from typing import Any, Final
 
-from gateway.core.admission.gates import Gates
-from gateway.core.admission.planner import answers_of, estimate_of
-from gateway.core.call import Call, CallRecord, deciding_attempt, upstream_model
 from gateway.core.admission.gates import Gates, answers_of, estimate_of
-from gateway.core.call import Call, CallRecord, deciding_attempt
+from gateway.core.call import Call, CallRecord, deciding_attempt, upstream_model
 from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.health.target_health import CLIENT_GONE as CLIENT_GONE
@@ -49,8 +46,7 @@ from gateway.core.ports import Meter
 from gateway.core.request_fields import BOUNDING, find_bound
 from gateway.core.retry import Attempt, shown, usage_in_all
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of
-from gateway.core.snapshot import Rates, Target
-from gateway.core.snapshot import MAX_NAME_CHARS, FindRates, Rates, RatesAt, Target, upstream_model
+from gateway.core.snapshot import MAX_NAME_CHARS, FindRates, Rates, RatesAt, Target
 from gateway.core.types import ALL_TEXT, Gap, How, RawHeaders, Usage, UsageParts
 
 log = logging.getLogger("gateway")

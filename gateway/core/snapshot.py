@@ -8,8 +8,7 @@ the stable names of this page, so that a reload does not reset it.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from re import Pattern
@@ -24,6 +23,7 @@ from gateway.core.openai.bodies import BodyEdits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.types import (
     Clocks,
+    Endpoint,
     FindUnsupportedFields,
     Lane,
     Learn,

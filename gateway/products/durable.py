@@ -127,7 +127,7 @@ class DurableWork:
             clock,
             self._pipeline.handle,
             self._make_call,
-            price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
+            price_of=lambda call: admission.costs.usd(call, call.route.model.plan[0]),
             open_store=partial(_open_store, settings, clock, CountedEnds(following, self._meter, self._runs_of_work)),
             # in a Redis others may have left some, and its time is to be known before one is taken here
             has_jobs=lambda: settings.redis is not None or has_jobs(settings.store),

@@ -20,7 +20,7 @@ from gateway.core.admission.gates import AttemptOutcomes, Gates, HealthPropagati
 from gateway.core.admission.keys import KeyBudgets, KeyLimits
 from gateway.core.admission.planner import RANKS, Planner, RetryBudgets
 from gateway.core.admission.queue import DelayQueue, Held, Left, Option
-from gateway.core.call import Call
+from gateway.core.call import Call, earlier_tries_of
 from gateway.core.clock import Clock
 from gateway.core.errors import (
     MAX_RETRY_AFTER_S,
@@ -101,11 +101,11 @@ class Admission:
         """
         now = self._clock.monotonic()
         out = {attempt.target.name for attempt in call.attempts if attempt.never_again}
-        left = [one for one in call.model.plan if one.name not in out] or call.model.plan
+        left = [one for one in call.route.model.plan if one.name not in out] or call.route.model.plan
         probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in left]) - now
         # inf: all were put out of service by hand, and nobody knows for how long.
         probed_s = max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S
-        back_after_s = min(BACK_AFTER_S * 2.0 ** min(call.earlier_tries, 10), LONGEST_BACK_AFTER_S)
+        back_after_s = min(BACK_AFTER_S * 2.0 ** min(earlier_tries_of(call), 10), LONGEST_BACK_AFTER_S)
         return max(probed_s + BACK_AFTER_S, back_after_s) + BACK_AFTER_S * (now * 1e4 % 1.0)
 
     def limits_together(self, call: Call, headers: RawHeaders) -> Iterator[tuple[bytes, bytes]]:
@@ -117,7 +117,7 @@ class Admission:
         for name, _ in headers:
             limit = SUMMED_LIMITS.get(name)
             if limit is not None:
-                tables = [self.gates.line(target, call).gate.limits.table for target in call.model.plan]
+                tables = [self.gates.line(target, call).gate.limits.table for target in call.route.model.plan]
                 found = [known.amount for table in tables if (known := table.find(limit)) is not None]
                 if len(found) == len(tables):
                     yield name, b"%d" % sum(found)
@@ -151,24 +151,25 @@ class Admission:
         delay queue, if it must be. Both raise GatewayError when the call cannot be served in time, or at all. `failed` is the
         attempt after which it goes there, `retry` what was booked for that, which becomes the reservation's.
         """
+        request = call.request
         now = self._clock.monotonic()
         if call.seq <= 0:  # its first attempt: later ones have passed the key
-            if now >= call.deadline:
+            if now >= request.deadline:
                 raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
             # Below 0 it is the age of the call that this one repeats, whose place it keeps.
             call.seq = -call.seq or self.queue.next_seq()
-            if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
+            if call.route.key.budget_usd_per_day is not None or call.route.key.name in self.keys.sets:
                 return self._enter_with_key(call, targets, now)
-        model = call.model
-        if call.endpoint.request == "any":
+        model = call.route.model
+        if request.endpoint.request == "any":
             return Attempt(model.plan[0], now)  # of another kind: no model's limits
         if targets is None:
-            is_restricted = model.restricts or call.endpoint.name in model.converted
+            is_restricted = model.restricts or request.endpoint.name in model.converted
             if is_restricted or (model.tiers.has_choice and model.choice != "in_order"):
                 targets = self.planner.own_targets(call, now)
             else:  # whatever it asks for
                 targets = model.tiers.listed
-        rank = RANKS[call.lane]
+        rank = RANKS[request.lane]
         keep_percent = model.holding.reserve_percent if rank > _INTERACTIVE else 0.0
         own = model.targets
         for target in targets:
@@ -184,11 +185,11 @@ class Admission:
                 reservation = enter(
                     gate,
                     call.estimate,
-                    call.max_tokens,
+                    request.max_tokens,
                     now,
                     keep_percent,
                     rank,
-                    answers=call.endpoint.tokens == "both",
+                    answers=request.endpoint.tokens == "both",
                 )
                 if reservation is not None:
                     if call.attempts or retry is not None:
@@ -214,17 +215,20 @@ class Admission:
         now = self._clock.monotonic()
         if call.seq > 0:
             return
-        if now >= call.deadline:
+        if now >= call.request.deadline:
             raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
         call.seq = -call.seq or self.queue.next_seq()
-        if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
+        if call.route.key.budget_usd_per_day is not None or call.route.key.name in self.keys.sets:
             await self._take_of_key(call, now)
 
     async def _take_of_key(self, call: Call, now: float) -> None:
-        if call.key.budget_usd_per_day is not None and not costs_nothing(call.endpoint, call.method, call.path):
+        key = call.route.key
+        if key.budget_usd_per_day is not None and not costs_nothing(
+            call.request.endpoint, call.request.method, call.request.path
+        ):
             self.costs.refuse_unpriced(call)
-            await self.budgets.reserve(call, self.costs.price(call, call.key.budget_usd_per_day))
-        if call.key.name in self.keys.sets:
+            await self.budgets.reserve(call, self.costs.price(call, key.budget_usd_per_day))
+        if key.name in self.keys.sets:
             cost = self.keys.cost_of(call, estimate_of(call))
             # What the key lacks here, other replicas may have left.
             if not self.keys.try_enter(call, cost, now) and not await self.keys.fetch(call, cost, self._clock):
@@ -288,16 +292,18 @@ class Waiting:
 
         Raises GatewayError when there is none in time, or none at all.
         """
-        everything, rank = targets, RANKS[call.lane]
+        everything, rank = targets, RANKS[call.request.lane]
         try:
             while True:
                 targets, patience_s = self._planner.usable(call, everything, now)
                 options = self._options(call, targets, keep_percent)
-                own = sum([target in call.model.targets for target in targets])
+                own = sum([target in call.route.model.targets for target in targets])
                 ready_at = [_ready_at(call, option, now) for option in options]
                 in_time = [at if at <= option.latest else inf for at, option in zip(ready_at, options, strict=True)]
-                gives_up_at = min(call.deadline, now + patience_s)
-                prefer_until = call.received_at + call.model.holding.prefer_primary_for_s[call.lane]
+                gives_up_at = min(call.request.deadline, now + patience_s)
+                prefer_until = (
+                    call.request.received_at + call.route.model.holding.prefer_primary_for_s[call.request.lane]
+                )
                 if not any(option.line.gate.health.is_clear for option in options[:own]):
                     prefer_until = now  # a target that is only just being tried again is nothing to wait for
                 decision = decide(in_time, own, now, gives_up_at, prefer_until)
@@ -324,7 +330,7 @@ class Waiting:
                 # Past `latest` an answer would come after the deadline, past the patience all its targets stay out of service.
                 if held.left is Left.EXPIRED and until < gives_up_at:
                     raise too_late(call, options, [_ready_at(call, option, now) for option in options], now)
-                if held.left is Left.EXPIRED and until < call.deadline:
+                if held.left is Left.EXPIRED and until < call.request.deadline:
                     self._planner.usable(call, targets, now)  # which may say why
                 raise refusal_after_wait(held, call)  # displaced, never fits, at its deadline, or a defect
         except GatewayError as refusal:
@@ -341,14 +347,16 @@ class Waiting:
         options = []
         for index, target in enumerate(targets):
             line = self._gates.line(target, call)
-            cost = line.gate.cost_of(estimate, call.max_tokens, answers=call.endpoint.tokens == "both")
+            cost = line.gate.cost_of(estimate, call.request.max_tokens, answers=call.request.endpoint.tokens == "both")
             latest = self._planner.latest_start(call, line.gate)
             at = opens_at(call, target)
             is_again = (
                 at > 0.0 and sum([one.retry_at > 0.0 for one in call.attempts if one.target.name == target.name]) > 1
             )
             yields_until = at + LONGEST_BACKOFF_S if is_again else at
-            option = Option(index, line, cost, keep_percent, estimate, call.max_tokens, latest, at, yields_until)
+            option = Option(
+                index, line, cost, keep_percent, estimate, call.request.max_tokens, latest, at, yields_until
+            )
             options.append(option)
         return options
 
@@ -363,7 +371,7 @@ class Waiting:
         at, planner = everything.index(target), self._planner
         planner.forget_skips(call, everything[at:])
         planner.note_skips(call, everything[:at])
-        if not call.attempts and target not in call.model.targets:
+        if not call.attempts and target not in call.route.model.targets:
             planner.note_left_out(call, everything, target, SkipReason.UNSUPPORTED)
         if call.attempts or retry is not None:
             self._retries.hand_over(call, reservation, target, retry)
@@ -384,11 +392,11 @@ class Waiting:
         since = self._clock.monotonic()
         held = Held(
             call.seq,
-            call.lane,
-            call.tenant,
-            call.received_at,
-            model=call.model.name,
-            size=len(call.body),
+            call.request.lane,
+            call.request.tenant,
+            call.request.received_at,
+            model=call.route.model.name,
+            size=len(call.request.body),
             deadline=until,
             # A cancelled call has a future that is done, and `set_result` on that would raise.
             wake=lambda: None if turn.done() else turn.set_result(None),
@@ -406,8 +414,9 @@ class Waiting:
         self._queue.hold(held, options, likely, is_back=is_back, fallback_options=fallback_options, widen_at=widen_at)
         # Beside an attempt that has stalled the call waits for that one as well: this is no delay of its own.
         is_beside = any(one.is_stalled for one in call.attempts)
+        setbacks = call.meet()
         if not is_beside:
-            call.held = held
+            setbacks.held = held
         try:
             await turn
         except BaseException:  # cancelled, perhaps just when its turn had come
@@ -419,10 +428,15 @@ class Waiting:
         finally:
             waited_s = self._clock.monotonic() - since
             if not is_beside:
-                call.held = None
-                call.queue_s += waited_s
-            self._meter.waited(call.lane, waited_s)
+                setbacks.held = None
+                setbacks.queue_s += waited_s
+            self._meter.waited(call.request.lane, waited_s)
         return held
+
+
+def take_age(call: Call, original: Call) -> None:
+    """Has a call take on the age of the one that it repeats, once it enters; that one may not have entered itself."""
+    call.seq = -abs(original.seq)
 
 
 def _skipped(call: Call) -> str:
@@ -436,8 +450,8 @@ def _skipped(call: Call) -> str:
 
 
 def _ready_at(call: Call, option: Option, now: float) -> float:
-    rank, is_back = RANKS[call.lane], bool(call.attempts)
-    return option.line.ready_at(option, rank, call.tenant, now, call=call.seq, is_back=is_back)
+    rank, is_back = RANKS[call.request.lane], bool(call.attempts)
+    return option.line.ready_at(option, rank, call.request.tenant, now, call=call.seq, is_back=is_back)
 
 
 # --- the error of a call that is not let through: why, and when another try will be served ---
@@ -463,7 +477,7 @@ def refusal_after_wait(held: Held, call: Call) -> GatewayError:
 
 def _longer_wait(call: Call) -> str:
     """Returns what its client can do that a call waits for longer."""
-    if call.deadline_is_callers:
+    if call.request.deadline_is_callers:
         return "set a longer timeout"
     return "say how long it may wait: by the header 'x-gateway-deadline-ms', or the timeout of an SDK that sends it"
 
@@ -475,15 +489,17 @@ def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], n
     gate = option.line.gate
     if soonest == inf:
         return _never(call, options, now)
-    patience_s = call.deadline - call.received_at
+    patience_s = call.request.deadline - call.request.received_at
     # All come back a little before their turn, by the same time, and so in the order of their turns. A call that the target has
     # asked to wait for itself alone has no place among those.
     turn = soonest if option.opens_at == soonest else gate.limits.promise(option.cost, soonest)
     limit = gate.blocking(option.cost, now, option.keep_percent)
     left = f"this call has {patience_s:g} s"
-    answer_s = call.deadline - option.latest
+    answer_s = call.request.deadline - option.latest
     if answer_s > 0:
-        left = f"an answer takes about {answer_s:.1f} s, but {left}, of which {call.deadline - now:.1f} s are left"
+        left = (
+            f"an answer takes about {answer_s:.1f} s, but {left}, of which {call.request.deadline - now:.1f} s are left"
+        )
     return WaitTooLong(
         f"The next free turn at {gate.name} ({limit}) is {soonest - now:.1f} s away, and {left}; "
         f"come back later, or {_longer_wait(call)}.",
@@ -496,7 +512,7 @@ def _never(call: Call, options: Sequence[Option], now: float) -> GatewayError:
     """Returns why no wait would help the call."""
     reset_s = _reset_s(options, now)
     if reset_s is not None:
-        message = f"The account's quota is spent at every target of '{call.model_name}'; add credit, or another target."
+        message = f"The account's quota is spent at every target of '{call.request.model_name}'; add credit, or another target."
         return QuotaExhausted(message, retry_after_s=reset_s)
     option = options[0]
     gate, tokens = option.line.gate, option.cost.input_tokens + option.cost.output_tokens

@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias
 
 from gateway.core.admission.keys import KeyLimits
 from gateway.core.admission.queue import DelayQueue, WaitingLine
-from gateway.core.call import Call
+from gateway.core.call import Call, earlier_tries_of, upstream_model
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, Scope
 from gateway.core.health.detector import Responsiveness, account_rules, is_shared
@@ -46,7 +46,7 @@ from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import count_answers
 from gateway.core.ports import LimitSource, Meter
 from gateway.core.retry import Attempt, attempts_apart, usage_in_all
-from gateway.core.snapshot import Model, PolicySnapshot, Target, upstream_model
+from gateway.core.snapshot import Model, PolicySnapshot, Target
 from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 
 # --- what a call is to gates ---
@@ -54,11 +54,11 @@ from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 
 def answers_of(call: Call) -> int:
     """Returns how many answers the call pays for."""
-    if call.endpoint.request != "json":
+    if call.request.endpoint.request != "json":
         return 1
-    if call.large is not None and call.large.tokens >= 0:
-        return call.large.answers
-    return count_answers(call.parsed or json_object(call.body) or {})
+    if call.request.large is not None and call.request.large.tokens >= 0:
+        return call.request.large.answers
+    return count_answers(call.parsed or json_object(call.request.body) or {})
 
 
 def opens_at(call: Call, target: Target) -> float:
@@ -70,23 +70,23 @@ def estimate_of(call: Call) -> int:
     """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
     if call.estimate < 0:
         call.estimate = 0
-        if call.endpoint.tokens == "none" or call.endpoint.request != "json":
+        if call.request.endpoint.tokens == "none" or call.request.endpoint.request != "json":
             return 0
-        if call.large is not None and call.large.tokens >= 0:
-            call.estimate = call.large.tokens
+        if call.request.large is not None and call.request.large.tokens >= 0:
+            call.estimate = call.request.large.tokens
         else:
-            parsed = call.parsed or json_object(call.body)
+            parsed = call.parsed or json_object(call.request.body)
             if parsed is not None:
-                target = call.model.targets[0]
+                target = call.route.model.targets[0]
                 find_tokenizer = target.counting.exact_tokens
                 count = find_tokenizer(upstream_model(call, target)) if find_tokenizer is not None else None
-                call.estimate = estimate_input_tokens(call.body, parsed, count)
+                call.estimate = estimate_input_tokens(call.request.body, parsed, count)
     return call.estimate
 
 
 def traits_of(call: Call) -> CallTraits:
     """Returns what may set the call apart from others at a target that refuses it."""
-    return CallTraits(call.seq, call.tenant, estimate_of(call))
+    return CallTraits(call.seq, call.request.tenant, estimate_of(call))
 
 
 def is_moving(call: Call) -> bool:
@@ -607,16 +607,19 @@ class AttemptOutcomes:
         """The target has let the attempt in, whatever else it says."""
         reservation = attempt.reservation
         if reservation is not None:
+            request = call.request
             now = self._clock.monotonic()
             wall_now = self._clock.wall()
             _let_in(call, reservation, now)
-            reservation.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
+            reservation.answered(
+                headers, now, wall_now, is_stream=request.stream, is_error=is_error, thinks=request.thinks
+            )
             if not is_error:
                 if self._health.spent:
                     self._health.quota_is_back(reservation.gate)
                 reservation.gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
                 if reservation.gate.health.responsiveness.failed_contents:
-                    reservation.gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
+                    reservation.gate.health.responsiveness.failed_contents.pop(content_of(request.body), None)
             self._health.freed(reservation.gate.name)
 
     def refused(self, call: Call, attempt: Attempt, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
@@ -668,7 +671,7 @@ class AttemptOutcomes:
             return
         now = self._clock.monotonic()
         gate = reservation.gate
-        if len(attempts_apart(call.attempts, attempt)) == 1 and not call.earlier_tries and not is_ours:
+        if len(attempts_apart(call.attempts, attempt)) == 1 and not earlier_tries_of(call) and not is_ours:
             gate.health.breaker.fresh_failed_at = now
         # Before the reservation ends, which gives the permits of an unjudged attempt back without news.
         self._judge(
@@ -684,7 +687,7 @@ class AttemptOutcomes:
         elif fault is not None:
             gate.health.target_breaker.trip(fault, now, self._draw())
         elif error_class is ErrorClass.MODEL_NOT_FOUND:
-            self._health.model_missing(gate, [self._gates.line(one, call).gate for one in call.model.plan], now)
+            self._health.model_missing(gate, [self._gates.line(one, call).gate for one in call.route.model.plan], now)
         # A refused credential is the caller's to know; a server that wants to be left alone by him concerns nobody else.
         if diagnosis.delay_s is not None and (error_class is not ErrorClass.AUTH or self._gates.pays(gate)):
             gate.leave_alone(diagnosis.delay_s, now)
@@ -728,7 +731,7 @@ class AttemptOutcomes:
         now = self._clock.monotonic()
         _let_in(call, reservation, now)
         if reservation.headers is not None:
-            reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.thinks)
+            reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.request.thinks)
         else:
             reservation.judge(None, now, self._draw())
             reservation.settle(usage, now)
@@ -749,12 +752,12 @@ class AttemptOutcomes:
             if reservation.headers is not None:
                 if gate.pauses.refusals is not None:
                     _let_in(call, reservation, now)
-                reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.thinks)
+                reservation.finish(reservation.headers, usage, now, self._clock.wall, thinks=call.request.thinks)
                 if self._health.spent:
                     self._health.quota_is_back(gate)
                 if gate.health.tokens.spent or gate.health.responsiveness.failed_contents:
                     gate.health.tokens.refund(0.0 if reservation.retry is None else reservation.retry.tokens)
-                    gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
+                    gate.health.responsiveness.failed_contents.pop(content_of(call.request.body), None)
             else:
                 if not reservation.is_judged:
                     self._judge_unended(call, one, reservation, now)
@@ -772,9 +775,9 @@ class AttemptOutcomes:
         if call.outcome != CLIENT_GONE or attempt.ended_at is not None:
             reservation.judge(CLIENT_GONE, now, 0.0)
             return
-        usual = usual_of(gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks))
+        usual = usual_of(gate.health.responsiveness.times(stream=call.request.stream, thinks=call.request.thinks))
         is_silent = is_deserted(
-            now - attempt.answered_at, usual, thinks=call.thinks or gate.health.responsiveness.thinks
+            now - attempt.answered_at, usual, thinks=call.request.thinks or gate.health.responsiveness.thinks
         )
         self._judge(call, reservation, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
 
@@ -784,7 +787,7 @@ class AttemptOutcomes:
         if (
             why in UNHEALTHY
             # Before `is_clear`: the question itself counts the failure.
-            and health.responsiveness.is_contents_own(content_of(call.body), call.seq, now)
+            and health.responsiveness.is_contents_own(content_of(call.request.body), call.seq, now)
             and health.is_clear
         ):
             why = CONTENTS_OWN
@@ -798,14 +801,14 @@ class AttemptOutcomes:
         """Returns what the target is to blame for: not for a deadline that was shorter than its usual time."""
         if error_class is not ErrorClass.TIMEOUT:
             return error_class
-        is_callers = call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
+        is_callers = call.request.deadline_is_callers and now >= call.request.deadline - _WATCH_GRAIN_S
         is_moved = is_moving(call)
         if not is_callers and not is_moved:
             return error_class
         health = reservation.gate.health
         unserved_s = health.responsiveness.unserved_s(now) if is_moved else 0.0
-        usual = usual_of(health.responsiveness.times(stream=call.stream, thinks=call.thinks))
-        thinks = call.thinks or health.responsiveness.thinks
+        usual = usual_of(health.responsiveness.times(stream=call.request.stream, thinks=call.request.thinks))
+        thinks = call.request.thinks or health.responsiveness.thinks
         is_silent = is_evidence(now - attempt.answered_at, usual, thinks=thinks, unserved_s=unserved_s)
         return error_class if is_silent or health.is_probed or reservation.is_late(now) else CALLERS_DEADLINE
 
@@ -814,7 +817,7 @@ def _let_in(call: Call, reservation: Reservation, now: float) -> None:
     """The target has let the call in: whoever was refused before it may have been refused for a reason of his own."""
     pauses = reservation.gate.pauses
     refusals = pauses.refusals
-    if refusals is None or not refusals.may_learn(call.seq, call.tenant):
+    if refusals is None or not refusals.may_learn(call.seq, call.request.tenant):
         return
     if pauses.let_in(traits_of(call), reservation.epoch, now):
         reservation.gate.trust_rate(now)

@@ -67,12 +67,12 @@ class KeyBudgets:
 
     async def reserve(self, call: Call, price: Price) -> None:
         """Takes ahead what the call may cost. Raises BudgetExceeded, or BudgetReserved where it is worth coming back soon."""
-        budget_usd = call.key.budget_usd_per_day
+        budget_usd = call.route.key.budget_usd_per_day
         if budget_usd is None:
             return
         source = self._limit_source
         if source is not None:
-            tally = self._tally(source, call.key.name)
+            tally = self._tally(source, call.route.key.name)
             if not tally.is_known:
                 await tally.learn(self._clock.monotonic() + LEARN_S)
         self._check(call, budget_usd, price)
@@ -85,40 +85,40 @@ class KeyBudgets:
             self._refuse(call, budget_usd, price, is_for_now=True)
 
     def _check(self, call: Call, budget_usd: float, price: Price) -> None:
-        flying_usd = self._flying_usd(call.key.name)
-        spent_usd = max(0.0, self._spent(call.key.name) - flying_usd)
-        if spent_usd < budget_usd and _fits(call.key, spent_usd, flying_usd, price):
+        flying_usd = self._flying_usd(call.route.key.name)
+        spent_usd = max(0.0, self._spent(call.route.key.name) - flying_usd)
+        if spent_usd < budget_usd and _fits(call.route.key, spent_usd, flying_usd, price):
             return
-        is_for_now = flying_usd > 0 and spent_usd < budget_usd and _fits(call.key, spent_usd, 0.0, price)
+        is_for_now = flying_usd > 0 and spent_usd < budget_usd and _fits(call.route.key, spent_usd, 0.0, price)
         self._refuse(call, budget_usd, price, is_for_now=is_for_now)
 
     def _refuse(self, call: Call, budget_usd: float, price: Price, *, is_for_now: bool) -> NoReturn:
-        name = call.key.name
+        name = call.route.key.name
         if is_for_now:
             raise BudgetReserved(
                 f"What the key '{name}' may still spend of its ${budget_usd:g} for today (UTC) is reserved by its calls in "
                 "flight; try again when they have ended, or set max_tokens: less is reserved then.",
                 retry_after_s=COME_BACK_S,
             )
-        self._note_exhausted(call.key, budget_usd)
+        self._note_exhausted(call.route.key, budget_usd)
         spent_usd = self._spent(name)
         if spent_usd >= budget_usd:
             what = f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC)"
             remedy = "raise budget_usd_per_day, or wait for tomorrow"
         else:
-            usd = price.usual if call.key.allow_overspend else price.worst
+            usd = price.usual if call.route.key.allow_overspend else price.worst
             what = (
                 f"The key '{name}' has ${budget_usd - spent_usd:.3g} left of its budget of ${budget_usd:g} for today (UTC), "
                 f"and this call may cost ${usd:.3g}"
             )
             remedy = f"{_cheaper(call)}, raise budget_usd_per_day, or wait for tomorrow"
-            if usd > budget_usd and not call.key.allow_overspend:
+            if usd > budget_usd and not call.route.key.allow_overspend:
                 remedy = f"{_cheaper(call)}, or raise budget_usd_per_day: a new day has no more"
         raise BudgetExceeded(f"{what}; {remedy}.", retry_after_s=DAY_S - self._clock.wall() % DAY_S)
 
     async def _is_agreed(self, source: LimitSource, call: Call, budget_usd: float, price: Price) -> bool:
         """Returns whether what the call took fits what all replicas have; where the store does not answer, this one's part."""
-        name = call.key.name
+        name = call.route.key.name
         tally = self._tally(source, name)
         if tally.unreported <= budget_usd * UNTOLD_PART / source.replicas:
             return True
@@ -126,31 +126,35 @@ class KeyBudgets:
         own_usd = 0.0 if call.reserved is None else call.reserved.usd
         if is_reported:
             others_usd = self._flying_usd(name) - own_usd
-            return _fits(call.key, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
+            return _fits(call.route.key, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
         left_usd = budget_usd - (tally.read() - tally.unreported)
         # Nobody knows the others' part: the call fits this replica's own, or nothing else of the budget is known to be used.
         return tally.unreported <= left_usd / source.replicas or tally.read() <= own_usd
 
     def allows(self, call: Call, usd: float) -> bool:
         """Reserves what the call may cost in all, if its key allows that; returns whether it does."""
-        budget_usd = call.key.budget_usd_per_day
+        budget_usd = call.route.key.budget_usd_per_day
         if budget_usd is None:
             return True
         reserved = call.reserved
         own_usd = reserved.usd if reserved is not None and reserved.day == self.today() else 0.0
-        if not allows_spending(budget_usd, self._spent(call.key.name) - own_usd, usd):
+        if not allows_spending(budget_usd, self._spent(call.route.key.name) - own_usd, usd):
             return False
         if reserved is None:
             self._take(call, usd)
         elif usd > own_usd and reserved.day == self.today():
-            self._flying[call.key.name].usd += usd - own_usd
-            self._add(call.key.name, usd - own_usd)
+            self._flying[call.route.key.name].usd += usd - own_usd
+            self._add(call.route.key.name, usd - own_usd)
             reserved.usd = usd
         return True
 
+    def share(self, call: Call, made_for_it: Call) -> None:
+        """Has a call own what another one that was made for it has reserved, if it had reserved nothing before."""
+        call.reserved = call.reserved or made_for_it.reserved
+
     def spent(self, call: Call, usd: float) -> None:
         """The call has cost so much, whatever it has reserved, unless all of that is charged."""
-        if call.key.budget_usd_per_day is None:
+        if call.route.key.budget_usd_per_day is None:
             return
         reserved, call.reserved = call.reserved, None
         if reserved is not None:
@@ -159,8 +163,8 @@ class KeyBudgets:
             # A day that is over keeps what was reserved on it: the cost is today's.
             if reserved.day == self.today():
                 usd -= reserved.usd
-            self._land(call.key.name, reserved)
-        self._add(call.key.name, usd)
+            self._land(call.route.key.name, reserved)
+        self._add(call.route.key.name, usd)
 
     def spent_today(self, key: Key) -> float:
         """Returns the US dollars that the key has spent today, with what its calls in flight have reserved."""
@@ -235,7 +239,7 @@ class KeyBudgets:
             self._add(key, usd)
 
     def _take(self, call: Call, usd: float) -> None:
-        name, day = call.key.name, self.today()
+        name, day = call.route.key.name, self.today()
         call.reserved = Reserved(day, usd)
         flying = self._flying.get(name)
         if flying is None or flying.day != day:
@@ -289,9 +293,9 @@ class KeyBudgets:
 
 def _cheaper(call: Call) -> str:
     """Returns what makes such a call cost less."""
-    if call.endpoint.tokens != "both":
+    if call.request.endpoint.tokens != "both":
         return "ask for less"
-    return "set max_tokens" if call.max_tokens is None else "set a smaller max_tokens"
+    return "set max_tokens" if call.request.max_tokens is None else "set a smaller max_tokens"
 
 
 def _fits(key: Key, spent_usd: float, reserved_usd: float, price: Price) -> bool:
@@ -337,13 +341,17 @@ class KeyLimits:
 
     def cost_of(self, call: Call, estimate: int) -> Cost:
         """Returns what the call is expected to use."""
-        expected = FIRST_OUTPUT_TOKENS if call.max_tokens is None else min(call.max_tokens, FIRST_OUTPUT_TOKENS)
-        output = expected if call.endpoint.tokens == "both" else 0
-        return self.sets[call.key.name].shrink(Cost(1, estimate, output), inf)
+        expected = (
+            FIRST_OUTPUT_TOKENS
+            if call.request.max_tokens is None
+            else min(call.request.max_tokens, FIRST_OUTPUT_TOKENS)
+        )
+        output = expected if call.request.endpoint.tokens == "both" else 0
+        return self.sets[call.route.key.name].shrink(Cost(1, estimate, output), inf)
 
     def try_enter(self, call: Call, cost: Cost, now: float) -> bool:
         """Takes what the call is expected to use, if it is there."""
-        if self.sets[call.key.name].reserve(cost, now) != 0.0:
+        if self.sets[call.route.key.name].reserve(cost, now) != 0.0:
             return False
         call.key_cost = cost
         call.key_cost_at = now
@@ -356,30 +364,40 @@ class KeyLimits:
         """
         source, ends_at = self._limit_source, clock.monotonic() + FETCH_S
         while source is not None and clock.monotonic() < ends_at:
-            is_fetched = await source.fetch(call.key.name, cost, ends_at)
+            is_fetched = await source.fetch(call.route.key.name, cost, ends_at)
             # A reload may have taken the key's limits away during the wait.
-            if call.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
+            if call.route.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
                 return True
             if not is_fetched:
                 break
         return False
 
     def refuse(self, call: Call, cost: Cost, now: float) -> NoReturn:
-        limits = self.sets[call.key.name]
+        limits = self.sets[call.route.key.name]
         wait_s = limits.wait_s(cost, now)
         if wait_s is None:  # a slot, of which nobody knows, or a share
             wait_s = max(limits.ready_at(cost, now) - now, 0.0) or 1.0
         name = limits.which(cost, now)
         raise KeyRateLimited(
-            f"The key '{call.key.name}' has reached its own limit, {name}; slow down, or have it raised in the config.",
+            f"The key '{call.route.key.name}' has reached its own limit, {name}; slow down, or have it raised in the config.",
             retry_after_s=limits.promise(cost, now + wait_s) - now,
-            limit=f"{call.key.name} {name}",
+            limit=f"{call.route.key.name} {name}",
         )
+
+    def charge(self, call: Call, usage: Usage, now: float) -> None:
+        """Takes what a call that goes on has used beyond what it took, so that its end corrects only what is left."""
+        limits = self.sets.get(call.route.key.name)
+        if limits is not None and call.key_cost is not None:
+            limits.charge(Cost(0, usage.input, usage.output), now)
+            cost = call.key_cost
+            call.key_cost = cost._replace(
+                input_tokens=cost.input_tokens + usage.input, output_tokens=cost.output_tokens + usage.output
+            )
 
     def settle(self, call: Call, usage: Usage | None, now: float) -> None:
         """Corrects what the call took to what it used."""
         cost, call.key_cost = call.key_cost, None
-        limits = self.sets.get(call.key.name)
+        limits = self.sets.get(call.route.key.name)
         if cost is not None and limits is not None:
             actual = Cost(1, 0, 0) if usage is None else Cost(1, usage.input, usage.output)
             limits.settle(cost, actual, now, call.key_cost_at)

@@ -16,7 +16,7 @@ from gateway.core.admission.gates import Gates, estimate_of, is_moving, opens_at
 from gateway.core.admission.keys import KeyBudgets
 from gateway.core.admission.queue import WaitingLine
 from gateway.core.balancing import Retries, Tiers
-from gateway.core.call import Call
+from gateway.core.call import Call, upstream_model
 from gateway.core.clock import Clock
 from gateway.core.errors import CircuitOpen, InvalidRequest, NotFound
 from gateway.core.health.target_health import Doubt
@@ -35,7 +35,7 @@ from gateway.core.openai.usage import (
 )
 from gateway.core.retry import Attempt, Plan, attempts_apart
 from gateway.core.retry_budgets import Retry, attempts_by_cost
-from gateway.core.snapshot import Target, upstream_model
+from gateway.core.snapshot import Target
 from gateway.core.types import LANES, ErrorClass, How, Phase, Skip, SkipReason
 
 PROBED_AFTER_S = 0.5
@@ -56,17 +56,20 @@ class Planner:
 
     def plan(self, call: Call) -> Plan:
         """Returns the targets that can do what the call needs. Raises InvalidRequest when there is none."""
-        if call.not_expressible is None:
+        setbacks = call.setbacks
+        if setbacks is None or setbacks.not_expressible is None:
             return self._able(call)
-        able = Plan(*([one for one in targets if one.name not in call.not_expressible] for targets in self._able(call)))
+        refusals = setbacks.not_expressible
+        able = Plan(*([one for one in targets if one.name not in refusals] for targets in self._able(call)))
         if not able.own and not able.others:
-            first = next(iter(call.not_expressible.values()))
-            raise InvalidRequest(f"{first.message}{call.model.skipped}", param=first.param, code=first.code)
+            first = next(iter(refusals.values()))
+            raise InvalidRequest(f"{first.message}{call.route.model.skipped}", param=first.param, code=first.code)
         return able
 
     def _able(self, call: Call) -> Plan:
         """Returns the targets that can do what the call needs, as far as is known beforehand. Raises InvalidRequest."""
-        model, endpoint = call.model, call.endpoint.name
+        request = call.request
+        model, endpoint = call.route.model, request.endpoint.name
         if not model.restricts and endpoint not in model.converted:
             return Plan(model.targets, model.others, model.context_plan)
         missing = _missing(call, (*model.plan, *model.context_plan))
@@ -82,7 +85,7 @@ class Planner:
             needed = sorted({what for what in missing.values() if what})
             fields = {what.partition(" ")[0] for what in needed}
             raise InvalidRequest(
-                f"No target of '{call.model_name}' can serve this call: it needs {', '.join(needed)}; use another model, or "
+                f"No target of '{request.model_name}' can serve this call: it needs {', '.join(needed)}; use another model, or "
                 f"send without.{model.skipped}",
                 param=min(fields) if len(fields) == 1 and min(fields) in (call.parsed or ()) else None,
                 code="unsupported_by_targets",
@@ -126,12 +129,12 @@ class Planner:
 
     def own_targets(self, call: Call, now: float) -> Sequence[Target]:
         """Returns the model's own targets that can serve the call, in the order in which it tries them."""
-        model = call.model
-        is_restricted = model.restricts or call.endpoint.name in model.converted
+        model = call.route.model
+        is_restricted = model.restricts or call.request.endpoint.name in model.converted
         is_restricted = is_restricted or call.not_expressible is not None
         if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
-        tiers = Tiers(self._own(call), model.rank_for(call.endpoint.name)) if is_restricted else model.tiers
+        tiers = Tiers(self._own(call), model.rank_for(call.request.endpoint.name)) if is_restricted else model.tiers
         arranged = tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
         if len(arranged) < len(model.targets):
             self.note_left_out(call, arranged, arranged[0] if arranged else None, SkipReason.UNSUPPORTED)
@@ -140,8 +143,8 @@ class Planner:
     def _own(self, call: Call) -> Sequence[Target]:
         """Returns the model's own targets that can serve the call; what its fallbacks lack is looked for where none can."""
         if call.not_expressible is None:
-            missing = _missing(call, call.model.targets)
-            if able := [target for target in call.model.targets if missing[target.name] is None]:
+            missing = _missing(call, call.route.model.targets)
+            if able := [target for target in call.route.model.targets if missing[target.name] is None]:
                 return able
         return self.plan(call).own
 
@@ -149,8 +152,8 @@ class Planner:
         self, call: Call, candidates: Collection[Target], chosen: Target | None, reason: str | None = None
     ) -> None:
         """Notes the skips of targets that are no `candidates`, and that the call would try before `chosen`; None: all such."""
-        model = call.model
-        order = [*sorted(model.targets, key=model.rank_for(call.endpoint.name)), *model.others]
+        model = call.route.model
+        order = [*sorted(model.targets, key=model.rank_for(call.request.endpoint.name)), *model.others]
         before: Iterable[Target] = order if chosen is None else takewhile(lambda one: one.name != chosen.name, order)
         left_out = [one for one in before if one not in candidates]
         if left_out and reason is None:
@@ -171,15 +174,17 @@ class Planner:
         now = self._clock.monotonic()
         for target in targets:
             if target.name not in met:
-                call.skips = {} if call.skips is None else call.skips
+                setbacks = call.meet()
+                setbacks.skips = {} if setbacks.skips is None else setbacks.skips
                 why = reason or self._skip_reason(call, target, now)
-                call.skips.setdefault(target.name, Skip(target.name, why, len(call.attempts)))
+                setbacks.skips.setdefault(target.name, Skip(target.name, why, len(call.attempts)))
 
     def forget_skips(self, call: Call, targets: Iterable[Target]) -> None:
         """Forgets that the call went past these targets since its last attempt: it has waited for them."""
-        for target in targets if call.skips else ():
-            if call.skips and target.name in call.skips and call.skips[target.name].after == len(call.attempts):
-                del call.skips[target.name]
+        skips = None if call.setbacks is None else call.setbacks.skips
+        for target in targets if skips else ():
+            if skips and target.name in skips and skips[target.name].after == len(call.attempts):
+                del skips[target.name]
 
     def _skip_reason(self, call: Call, target: Target, now: float) -> str:
         """Returns what keeps the call away from the target, where something does; what a person has to mend goes first."""
@@ -203,10 +208,10 @@ class Planner:
         if now > self.latest_start(call, gate):
             return SkipReason.DEADLINE
         estimate = call.estimate if gate.has_token_limit and call.estimate > 0 else 0
-        cost = gate.cost_of(estimate, call.max_tokens, answers=call.endpoint.tokens == "both")
+        cost = gate.cost_of(estimate, call.request.max_tokens, answers=call.request.endpoint.tokens == "both")
         cost = cost._replace(input_tokens=cost.input_tokens + gate.margin(cost))
-        rank = RANKS[call.lane]
-        keep_percent = call.model.holding.reserve_percent if rank > RANKS["interactive"] else 0.0
+        rank = RANKS[call.request.lane]
+        keep_percent = call.route.model.holding.reserve_percent if rank > RANKS["interactive"] else 0.0
         limit = gate.limits.which(cost, now, gate.reserve_percent(keep_percent, now))
         if limit is not None:
             return limit
@@ -243,7 +248,7 @@ class Planner:
                     return usable, inf
         if all(gate.health.responsiveness.has_lost_model for gate in gates):
             raise NotFound(
-                f"No provider of '{call.model_name}' knows the model that it is configured with; tried of late: "
+                f"No provider of '{call.request.model_name}' knows the model that it is configured with; tried of late: "
                 f"{', '.join([gate.name for gate in gates])}. Use another model, or have its targets corrected.",
                 param="model",
                 code="model_not_found",
@@ -256,7 +261,7 @@ class Planner:
         soonest = min([gate.health.probe_at(now) for gate in gates])
         why = "; ".join(f"{gate.name}: {gate.health.reason}" for gate in gates)
         raise CircuitOpen(
-            f"No target of '{call.model_name}' is in service: {why}.{call.model.skipped}",
+            f"No target of '{call.request.model_name}' is in service: {why}.{call.route.model.skipped}",
             # Behind the probe, when it is known how that went, and not all at once.
             retry_after_s=None if soonest == inf else soonest - now + PROBED_AFTER_S * (1 + self._draw()),
         )
@@ -264,8 +269,8 @@ class Planner:
     def _patience_s(self, call: Call, targets: Sequence[Target]) -> float:
         """Returns how long the call may wait for targets that are all open; 0.0: none of them is tried again in that time."""
         now = self._clock.monotonic()
-        hold_s = max([target.breaker.hold_for_s[call.lane] for target in targets], default=0.0)
-        patience_s = min(call.received_at + hold_s, call.deadline) - now
+        hold_s = max([target.breaker.hold_for_s[call.request.lane] for target in targets], default=0.0)
+        patience_s = min(call.request.received_at + hold_s, call.request.deadline) - now
         if hold_s <= 0 or patience_s <= 0:
             return 0.0
         gates = [self._gates.line(target, call).gate for target in targets]
@@ -279,11 +284,14 @@ class Planner:
 
         inf: its caller has set none, nothing is known of the target, or another attempt of the call hangs.
         """
-        if not call.deadline_is_callers or is_moving(call):
+        request = call.request
+        if not request.deadline_is_callers or is_moving(call):
             return inf
-        times = gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks)
+        times = gate.health.responsiveness.times(stream=request.stream, thinks=request.thinks)
         median_s = times.quantile(0.5, USUAL_TIMES_MIN_SAMPLES)
-        return inf if median_s is None else call.deadline - needed_s(median_s, call.deadline - call.received_at)
+        return (
+            inf if median_s is None else request.deadline - needed_s(median_s, request.deadline - request.received_at)
+        )
 
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
@@ -297,7 +305,7 @@ class Planner:
             return False
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
         ends_at, latest = gate.pauses.ends_at, self.latest_start(call, gate)
-        return now > latest or ends_at > (now if gate.pauses.quota_until > now else min(latest, call.deadline))
+        return now > latest or ends_at > (now if gate.pauses.quota_until > now else min(latest, call.request.deadline))
 
     def _admits(self, call: Call, target: Target, now: float) -> bool:
         """Announces the call to the target's breakers, and returns whether none of them keeps it away.
@@ -311,7 +319,7 @@ class Planner:
             return True
         if health.is_left_alone and len(line.waiters) >= health.breaker.rules.probes:
             return False
-        rank = RANKS[call.lane]
+        rank = RANKS[call.request.lane]
         health.admit(now, rank)
         return health.is_open_to(rank, now)
 
@@ -319,11 +327,11 @@ class Planner:
 def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:
     """Returns by target what it lacks for the call; None: it can serve it."""
     body: dict[str, Any] | None = None  # a large one is not read here: the target's own conversion refuses it
-    bound = call.max_tokens or 0
-    if call.large is not None and call.large.needs is not None:
-        needs = call.large.needs._replace(tokens=estimate_of(call) + bound // call.large.answers)
+    bound = call.request.max_tokens or 0
+    if call.request.large is not None and call.request.large.needs is not None:
+        needs = call.request.large.needs._replace(tokens=estimate_of(call) + bound // call.request.large.answers)
     else:
-        body = call.parsed or json_object(call.body) or {}
+        body = call.parsed or json_object(call.request.body) or {}
         needs = needs_of(body, estimate_of(call) // count_prompts(body) + bound // count_answers(body))
     return {
         target.name: lacks(needs, target.capabilities) or _too_long(call, target) or _refused(call, target, body)
@@ -334,7 +342,7 @@ def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:
 def _too_long(call: Call, target: Target) -> str | None:
     """Returns what is missing where the model surely reads less than the call says, by what is known of it."""
     has_window = target.capabilities.context_window is not None
-    if target.find_most_input is None or has_window or call.endpoint.has_many_texts:
+    if target.find_most_input is None or has_window or call.request.endpoint.has_many_texts:
         return None
     most = target.find_most_input(upstream_model(call, target))
     return CONTEXT_WINDOW if most is not None and estimate_of(call) > most * SURELY_TOO_LONG else None
@@ -342,11 +350,11 @@ def _too_long(call: Call, target: Target) -> str | None:
 
 def _refused(call: Call, target: Target, body: dict[str, Any] | None) -> str | None:
     """Returns the fields that the target's API does not support, and why; None: it supports all that matter."""
-    find_gaps = target.gaps.get(call.endpoint.name)
+    find_gaps = target.gaps.get(call.request.endpoint.name)
     if find_gaps is None or body is None:
         return None
-    is_strict = call.model.on_loss == "refuse"
-    if target.edits is not None and call.endpoint.request == "json":
+    is_strict = call.route.model.on_loss == "refuse"
+    if target.edits is not None and call.request.endpoint.request == "json":
         body = target.edits.seen(body)  # what the config drops is in nobody's way
     return (
         ", ".join(f"{gap.field} ({gap.why})" for gap in find_gaps(body) if is_strict or gap.how is How.REFUSED) or None
@@ -378,9 +386,11 @@ class RetryBudgets:
 
         With `attempt` those that run beside it do not count.
         """
-        key = call.key
-        lines = {one.name: self._gates.line(one, call) for one in (*call.model.plan, *call.model.context_plan)}
-        attempt_usd = reserved_usd = self._costs.usd(call, call.model.plan[0])
+        key = call.route.key
+        lines = {
+            one.name: self._gates.line(one, call) for one in (*call.route.model.plan, *call.route.model.context_plan)
+        }
+        attempt_usd = reserved_usd = self._costs.usd(call, call.route.model.plan[0])
         if key.budget_usd_per_day is not None and not key.allow_overspend:
             reserved_usd = max(attempt_usd or 0.0, self._costs.price(call, key.budget_usd_per_day).most)
         made = call.attempts if attempt is None else attempts_apart(call.attempts, attempt)
@@ -395,7 +405,7 @@ class RetryBudgets:
         # The breaker of a target in trouble bounds what goes there, and what was never sent has loaded nobody.
         if failed.phase is Phase.NOTHING_SENT or not health.is_clear:
             return None
-        return Retry(health.retries, health.tokens, token_cost(call.model.retries, failed, target))
+        return Retry(health.retries, health.tokens, token_cost(call.route.model.retries, failed, target))
 
     def hand_over(self, call: Call, reservation: Reservation, target: Target, retry: Retry | None) -> None:
         """Hands what was booked to the next attempt's reservation, which learns whether the call has failed there before."""
@@ -428,7 +438,7 @@ class CallBudgets:
         self._reserved_usd = reserved_usd
         self._now = now
         self._call = call
-        self._retries = call.model.retries
+        self._retries = call.route.model.retries
         self._attempt_usd = attempt_usd
         self._lines = lines
         self._keys = keys
@@ -461,8 +471,10 @@ class CallBudgets:
     def ready_at(self, target: Target) -> float:
         """Returns when the target may take the call, behind those that go before one which comes back (monotonic seconds)."""
         line, call = self._lines[target.name], self._call
-        cost = line.gate.cost_of(max(0, call.estimate), call.max_tokens, answers=call.endpoint.tokens == "both")
-        return ready_at(line.gate, cost, self._now, line.waiters.above(LANES.index(call.lane)))
+        cost = line.gate.cost_of(
+            max(0, call.estimate), call.request.max_tokens, answers=call.request.endpoint.tokens == "both"
+        )
+        return ready_at(line.gate, cost, self._now, line.waiters.above(LANES.index(call.request.lane)))
 
     def denies_money(self) -> str | None:
         """Returns `money` or `key_budget` when another attempt would cost too much, else None."""

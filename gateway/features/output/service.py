@@ -124,11 +124,11 @@ class DeclaredRules:
 
         `is_held`: its stream is held back until it has been checked. Raises InvalidRequest where the schema is of no use here.
         """
-        if call.endpoint.name not in CHECKED:
+        if call.request.endpoint.name not in CHECKED:
             return
         rule = None if declared is None else self._compiled(declared)
         if is_held:
-            held = OUTPUT.of(call.model) if rule is None else rule
+            held = OUTPUT.of(call.route.model) if rule is None else rule
             rule = replace(held, stream="buffer") if held is not None and held.stream == "relay" else rule
         if rule is not None:
             set_rule(call, rule)

@@ -38,9 +38,8 @@ from gateway.core.config.schema import Entry, ModelEntry, check, check_part, che
 from gateway.core.config.source import Document, Path, did_you_mean, quoted
 from gateway.core.snapshot import ExplainedRequest, Model, PolicySnapshot, Provider, Setting, Target, with_settings
 from gateway.core.types import THINKING, StoreBounds
-from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which
-from gateway.installed import is_installed
 from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which, applies
+from gateway.installed import is_installed
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
 """The files of a folder with a local embedding model."""

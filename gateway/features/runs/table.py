@@ -462,13 +462,13 @@ class RunsOfWork(RunPort):
         return None if part is None else RunWords(part.workflow, part.run, part.task)
 
     def join(self, call: Call, words: RunWords, lost_tries: int) -> None:
-        part = part_of(words, WORKFLOWS.of(call.policy), KEY_WORKFLOW.of(call.key))
+        part = part_of(words, WORKFLOWS.of(call.route.policy), KEY_WORKFLOW.of(call.route.key))
         if part is not None:
             part.lost_tries, part.is_durable = lost_tries, True
             PART.put(call, part)
 
     def join_as_step(self, call: Call, words: RunWords, usd_per_run: float | None, lost_tries: int) -> None:
-        part = part_of_step(words, WORKFLOWS.of(call.policy), usd_per_run)
+        part = part_of_step(words, WORKFLOWS.of(call.route.policy), usd_per_run)
         part.lost_tries, part.is_durable = lost_tries, True
         PART.put(call, part)
 

@@ -124,16 +124,16 @@ def last_question(endpoint: str, parsed: dict[str, Any], ignored: Set[str] = fro
 
 def query_of(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
     """Returns the call's question for the cache; None: it cannot be judged by its meaning."""
-    caching = CACHING.of(call.model)
-    if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
+    caching = CACHING.of(call.route.model)
+    if caching.semantic is None or len(call.request.body) > LARGE_BYTES or not reads_one_way(call.request.body, parsed):
         return None
-    question = last_question(call.endpoint.name, parsed, caching.exact.ignore)
+    question = last_question(call.request.endpoint.name, parsed, caching.exact.ignore)
     if question is None:
         return None
-    embedder = call.policy.find_model(caching.semantic.embeddings)
+    embedder = call.route.policy.find_model(caching.semantic.embeddings)
     space = "" if embedder is None else CACHING.of(embedder).version  # where it goes makes its vectors what they are
     partition = digest(partition_key(call, caching, question.rest), space.encode())
-    return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)
+    return SemanticQuery(partition, question.text, caching.semantic, call.request.model_name, call.request.tenant)
 
 
 def _of_items(items: object, text_type: str) -> tuple[str, object] | None:

@@ -507,7 +507,7 @@ def as_run(new: NewJob, call: Call) -> NewJob:
     Raises InvalidRequest for an endpoint or an input that does not fit, Forbidden where the key may not use the models that
     the pipeline calls, JobNeedsProviderKey.
     """
-    plan = PIPELINE.of(call.model)
+    plan = PIPELINE.of(call.route.model)
     if plan is None:
         return new
     endpoint = new.job.about["endpoint"]

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from gateway.core.call import Call, ErrorAnswer, Opened, Reply, Stream, upstream_model
 from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.ledger import answer_headers, cost_usd, usage_usd
-from gateway.core.limits.bucket import Cost
 from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.openai.headers import response_headers
 from gateway.core.openai.usage import added

@@ -53,4 +53,4 @@ async def test_a_step_whose_answer_nobody_here_can_check_is_refused(monkeypatch:
 
     with pytest.raises(InvalidRequest, match="not installed"):
         await made(DECLARED)
-    assert (await made(None)).model_name == "m"
+    assert (await made(None)).request.model_name == "m"

@@ -11,8 +11,8 @@ import yaml
 from gateway.admin.describe import describe
 from gateway.core.balancing import Backoff, CostRule
 from gateway.core.types import SharedState
-from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, KEEP_RUNS_S, JobSettings
 from gateway.drivers.config import SCHEMES
+from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, KEEP_RUNS_S, JobSettings
 from gateway.products.jobs.config import FILE
 from gateway.products.jobs.rules import (
     JOB_RULES,
