@@ -63,7 +63,6 @@ from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics
 from gateway.features.ownership.http import object_routes
 from gateway.features.ownership.service import ObjectMetrics
-from gateway.features.reuse.http import cache_routes
 from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
 from gateway.features.runs.http import RunRoutes, workflow_routes
 from gateway.features.runs.metrics import RunCounter
@@ -93,6 +92,9 @@ if is_installed("gateway.features.output"):
 if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.http import object_routes
     from gateway.features.ownership.service import ObjectMetrics
+if is_installed("gateway.features.reuse"):
+    from gateway.features.reuse.http import cache_routes
+    from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
 if is_installed("gateway.features.semantic"):
     from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 if is_installed("gateway.products.jobs"):
@@ -128,7 +130,7 @@ class ProductMeters:
     """What products count, each beside its own code; registered in the order of a scrape."""
 
     def __init__(self, telemetry: Telemetry) -> None:
-        self.caches = CacheMetrics()
+        self.caches = CacheMetrics() if is_installed("gateway.features.reuse") else None
         self.realtime = RealtimeMetrics() if is_installed("gateway.products.realtime") else None
         self.response_sockets = ResponseSocketMetrics() if is_installed("gateway.products.responses.socket") else None
         self.objects = ObjectMetrics() if is_installed("gateway.features.ownership") else None
@@ -139,7 +141,8 @@ class ProductMeters:
         self.runs = RunCounter()
         self.degrade = DegradeMetrics() if is_installed("gateway.features.degrade") else None
         self.state = SharedStoreMetrics()
-        telemetry.register(self.caches, self.caches.count)
+        if self.caches is not None:
+            telemetry.register(self.caches, self.caches.count)
         if self.realtime is not None:
             telemetry.register(self.realtime)
         if self.response_sockets is not None:
@@ -206,7 +209,7 @@ class Gateway:
         if self._shared is not None:
             self._sharing = Sharing(self._clock, self._shared.leases, queue, self._draw)
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, queue, self._sharing)
-        self._savings = Savings()
+        self._savings = Savings() if is_installed("gateway.features.reuse") else None
         self._runs = RunTable(
             self._kept_clock, lambda: WORKFLOWS.of(self._policies.current), self._meters.runs, self._opened.runs
         )
@@ -243,8 +246,6 @@ class Gateway:
         self._prepare_semantic(first)
         if self._shared is not None:
             self._follow_news(self._shared)
-        replays = self._products.replays
-        self._cache_desk = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
         self._overload = Shedding(container_bytes())
         self._durable = None if self._meters.jobs is None else self._build_durable(self._meters.jobs)
         self._jobs = None if self._durable is None else self._durable.work
@@ -364,7 +365,8 @@ class Gateway:
             await server.stop()
         if self._semantic is not None:
             await self._semantic.aclose()  # embeddings under way are awaited, too
-        await self._products.replays.aclose()
+        if self._products.replays is not None:
+            await self._products.replays.aclose()
         if self._sharing is not None:
             await self._sharing.aclose()
         for part in (self._runs, self._store, self._models, self._clouds, self._pools):
@@ -395,10 +397,10 @@ class Gateway:
 
     def _prepare_semantic(self, policy: PolicySnapshot) -> None:
         """Opens what the semantic cache needs, where a model has one; may take long, and may run in any thread."""
-        vectors = self._opened.vectors
-        if self._embedders is not None and vectors is not None:
+        vectors, replays = self._opened.vectors, self._products.replays
+        if self._embedders is not None and vectors is not None and replays is not None:
             self._semantic = open_semantic(policy, self._semantic, self._embedders, self._kept_clock, vectors)
-            self._products.replays.layers.semantic = self._semantic
+            replays.layers.semantic = self._semantic
 
     def _follow_news(self, shared: SharedStore) -> None:
         """Listens to the other replicas: for limits and health, and for questions that they keep or are to forget."""
@@ -503,12 +505,19 @@ class Gateway:
                 self._telemetry.costs,
             ),
             *admin_routes(policies, {name: view for one in self._own_products for name, view in one.views().items()}),
-            *cache_routes(policies, self._cache_desk, self._savings),
+            *self._cache_routes(),
             *backup_routes(policies, state_file, find_no_file if durable is None else durable.find_file),
             *([] if ownership is None else object_routes(policies, ownership)),
             *([] if durable is None else durable.admin_routes()),
             *workflow_routes(policies, self._runs),
         ]
+
+    def _cache_routes(self) -> list[BaseRoute]:
+        replays, savings = self._products.replays, self._savings
+        if replays is None or savings is None:
+            return []
+        inspector = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
+        return cache_routes(self._policies, inspector, savings)
 
     # --- what changes while it runs ---
 
@@ -523,7 +532,8 @@ class Gateway:
     def _fill_gauges(self) -> None:
         """Sets the gauges of products, which are only looked at when somebody asks for metrics."""
         meters = self._meters
-        meters.caches.set_store(self._store.stats())
+        if meters.caches is not None:
+            meters.caches.set_store(self._store.stats())
         if meters.realtime is not None and self._realtime is not None:
             meters.realtime.set_traffic(self._realtime.traffic())
         if meters.response_sockets is not None:

@@ -28,6 +28,9 @@ if is_installed("gateway.dialects.count_tokens"):
     from gateway.dialects.count_tokens import TokenCounts
 if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.service import Ownership
+if is_installed("gateway.features.reuse"):
+    from gateway.features.reuse.inspect import Savings
+    from gateway.features.reuse.service import Replays
 if is_installed("gateway.features.sdk_retries"):
     from gateway.features.sdk_retries import RepeatedCalls
 if is_installed("gateway.features.degrade"):
@@ -54,7 +57,7 @@ class CallProducts:
     """Keeps runs within their budgets; None: runs are not counted."""
     ownership: Ownership | None
     """Refuses what is another tenant's, also where an answer is stored."""
-    replays: Replays
+    replays: Replays | None
     """Gives stored answers, and shares those in the making."""
     repeated: RepeatedCalls | None
     """Lets an SDK's retry share the answer of the call that it repeats."""
@@ -90,8 +93,10 @@ def install_products(
     """
     clock, admission, accounts, store = pipeline.clock, pipeline.admission, pipeline.accounts, opened.store
     kept_clock = clock if kept_clock is None else kept_clock
-    savings = Savings() if savings is None else savings
-    replays = Replays(kept_clock, accounts, store, savings.note)
+    replays = None
+    if is_installed("gateway.features.reuse"):
+        savings = Savings() if savings is None else savings
+        replays = Replays(kept_clock, accounts, store, savings.note)
     products = CallProducts(
         message_ids=MessageIds() if is_installed("gateway.dialects.message_ids") else None,
         counts=TokenCounts(clock, admission, accounts) if is_installed("gateway.dialects.count_tokens") else None,
@@ -99,9 +104,9 @@ def install_products(
         runs=None if runs is None else RunBudget(runs, admission.costs),
         ownership=None if opened.objects is None else Ownership(opened.objects),
         replays=replays,
-        repeated=RepeatedCalls(clock, accounts, replays.single_flight)
-        if is_installed("gateway.features.sdk_retries")
-        else None,
+        repeated=None
+        if replays is None or not is_installed("gateway.features.sdk_retries")
+        else RepeatedCalls(clock, accounts, replays.single_flight),
         slow_models=SlowModels(clock, admission.gates, degrade_metrics or DegradeMetrics())
         if is_installed("gateway.features.degrade")
         else None,

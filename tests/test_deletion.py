@@ -23,6 +23,7 @@ DELETABLE = (
     "gateway.features.grouping",
     "gateway.features.output",
     "gateway.features.ownership",
+    "gateway.features.reuse",
     "gateway.features.sdk_retries",
     "gateway.features.semantic",
     "gateway.products.jobs.webhooks",
@@ -31,13 +32,6 @@ DELETABLE = (
 )
 """The products without which a gateway runs; where one goes, those that need it go with it (`NEEDS`)."""
 IN_THE_WAY: Final[dict[str, set[str]]] = {
-    "gateway.features.reuse": {
-        "features",
-        "gateway.features.runs",
-        "gateway.products.batches",
-        "gateway.products.jobs",
-        "gateway.products.responses",
-    },
     "gateway.features.runs": {
         "cli",
         "gateway.products.batches",

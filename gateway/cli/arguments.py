@@ -124,21 +124,23 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     _add_admin(command, key_flag="--key")
     command.set_defaults(command="gateway.cli.operate:targets")
 
-    command = commands.add_parser("stats", help="what a running gateway has saved, in calls, tokens and money")
-    command.add_argument("--by", choices=("layer", "model", "key"), default="layer", help="default: %(default)s")
-    _add_admin(command)
-    command.set_defaults(command="gateway.cli.operate:stats")
+    if is_installed("gateway.features.reuse"):
+        command = commands.add_parser("stats", help="what a running gateway has saved, in calls, tokens and money")
+        command.add_argument("--by", choices=("layer", "model", "key"), default="layer", help="default: %(default)s")
+        _add_admin(command)
+        command.set_defaults(command="gateway.cli.operate:stats")
 
     command = commands.add_parser("costs", help="what calls of a running gateway have cost, and how much is estimated")
     command.add_argument("--by", choices=("key", "model"), default="key", help="default: %(default)s")
     _add_admin(command)
     command.set_defaults(command="gateway.cli.operate:costs")
 
-    _add_cache(
-        commands.add_parser(
-            "cache", help="what a running gateway keeps; forget it; why an answer was, or was not, in it"
+    if is_installed("gateway.features.reuse"):
+        _add_cache(
+            commands.add_parser(
+                "cache", help="what a running gateway keeps; forget it; why an answer was, or was not, in it"
+            )
         )
-    )
 
     _add_state(commands.add_parser("state", help="back up the state file of a running gateway"))
     if is_installed("gateway.features.ownership"):

@@ -6,7 +6,7 @@ The built-in file is of the same form, and goes first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path as FilePath
 from typing import Any, Final, Literal
@@ -23,11 +23,16 @@ from gateway.core.types import Conversions, FindUnsupportedFields, Upstream
 from gateway.dialects import addresses
 from gateway.dialects.known import ListedModels, ModelTable, Row, in_order
 from gateway.dialects.price_list import price_finder
+from gateway.core.snapshot import HasSettings, PolicySnapshot, Provider, Setting, Target, with_settings
+from gateway.core.types import THINKING, Conversions, FindUnsupportedFields, Upstream
+from gateway.dialects.known import LISTS, ListedModels, ModelTable, Row, in_order
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
 from gateway.dialects.tokenizers import load_tokenizers
 
 MODELS: Final = "models.yaml"
 MOST_ROWS: Final = 500
+THINKING_BYTES: Final = 32 * 1024 * 1024
+"""The room in the store for what turns were signed with."""
 
 
 class ModelFactsEntry(Entry):
@@ -113,7 +118,17 @@ class ModelsSection(SectionSpec):
         return {MODEL_TABLE: read_models(documents.get(MODELS))}
 
     def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
-        return with_settings(snapshot, {MODEL_TABLE: MODEL_TABLE.default})
+        """Makes room in the store for what turns were signed with, where calls are converted."""
+        snapshot = with_settings(snapshot, {MODEL_TABLE: MODEL_TABLE.default})
+        if not any(one.remembers_thinking and any(map(_is_anothers, one.plan)) for one in reading.built.values()):
+            return snapshot
+        answers = {**snapshot.store.answers, THINKING: THINKING_BYTES}
+        return replace(snapshot, store=replace(snapshot.store, answers=answers))
+
+
+def _is_anothers(target: Target) -> bool:
+    """Returns whether the target's language is none of OpenAI's, so that something has to be known of its model."""
+    return target.find_most_input is not None
 
 
 # --- what targets speak ---

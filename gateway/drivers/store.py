@@ -1,13 +1,16 @@
-"""What a store keeps for calls, as ports: records of who runs a request, and answers by exact key; then the shared store."""
+"""What a store keeps for calls, as ports: records of who runs a request, and their claims; answers; and the store of both."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
+from gateway.core.clock import Clock, Timer
 from gateway.core.metrics import Counts, Levels, MetricTable
-from gateway.core.ports import Later, PeerBus, StoreHealth
+from gateway.core.ports import STORE_S, Later, PeerBus, StoreHealth
+from gateway.core.snapshot import Setting
 from gateway.core.types import Kept, StoreBounds
 from gateway.fleet.leases import Leases
 
@@ -54,6 +57,77 @@ class Records(Protocol):
     def release(self, record: bytes, fence: int) -> Later[None]:
         """Frees the record, because no answer came that could be given again: the next caller runs."""
         ...
+
+
+# --- the claim of a record, renewed while its holder works ---
+
+POLL_S, LONGEST_POLL_S = 0.05, 1.0
+"""A call whose record another process holds asks again after POLL_S, and then less and less often."""
+LEASE_S: Final[Setting[float]] = Setting("lease of records", 30.0)
+"""The seconds within which a model's call that holds a record renews its claim; after that another call may take it over."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RecordToClaim:
+    """The record that a call claims."""
+
+    record: bytes = b""
+    fingerprint: bytes = b""
+    lease_s: float
+    fence: int = 0
+    """The token of the claimed record; 0: none is claimed."""
+
+
+class RecordClaim:
+    """The claim of a record, renewed until `end`."""
+
+    __slots__ = ("_claim", "_clock", "_records", "_timer")
+
+    def __init__(self, clock: Clock, records: Records, claim: RecordToClaim) -> None:
+        self._clock = clock
+        self._records = records
+        self._claim = claim
+        self._timer = self._set()
+
+    def end(self) -> None:
+        """Stops renewing the claim."""
+        self._timer.cancel()
+
+    def _set(self) -> Timer:
+        return self._clock.call_at(self._clock.monotonic() + self._claim.lease_s / 3, self._renew)
+
+    def _renew(self) -> None:
+        claim = self._claim
+        if claim.fence:
+            self._records.renew(claim.record, claim.fence, claim.lease_s)
+            self._timer = self._set()
+
+
+async def claimed(records: Records, ask: RecordToClaim) -> Claim:
+    """Returns the store's reply to a claim; if there is none in time, the call runs without a claim.
+
+    A claim that is granted too late is given back: it would lock its key until the lease ends.
+    """
+    answer = records.claim(ask.record, ask.fingerprint, ask.lease_s)
+    if not isinstance(answer, asyncio.Future):
+        return answer
+    claim: Claim | None = None
+    try:
+        await asyncio.wait((answer,), timeout=STORE_S)
+        if answer.done():
+            claim = answer.result()
+    finally:
+        if claim is None:
+            answer.add_done_callback(lambda late: _give_back(records, ask.record, late.result()))
+    return claim or Claim("claimed")
+
+
+def _give_back(records: Records, record: bytes, claim: Claim) -> None:
+    if claim.fence:
+        records.release(record, claim.fence)
+
+
+# --- answers, and the store of both ---
 
 
 class Answers(Protocol):

@@ -24,7 +24,7 @@ from gateway.core.errors import DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers
 from gateway.core.types import RawHeaders
 from gateway.features.reuse.service import StaleIsBetter
-from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, count_saved, follow
+from gateway.features.single_flight import SharedAnswer, SingleFlight, count_saved, follow
 
 RETRY_COUNT = b"x-stainless-retry-count"
 BUCKETS_BY_LENGTH = 256

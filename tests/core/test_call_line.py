@@ -15,7 +15,7 @@ from gateway.core.call import Call, CallRecord
 from gateway.core.retry import Attempt
 from gateway.core.telemetry import MOST_ATTEMPTS, CallLog
 from gateway.core.types import Phase, Usage, UsageParts
-from gateway.features.reuse.outcome import OUTCOME
+from gateway.features.outcome import OUTCOME
 from tests.core.test_telemetry import record, spared
 from tests.rows import rows
 from tests.support.flow import Bench, ScriptedUpstream, changed

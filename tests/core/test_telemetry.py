@@ -19,7 +19,8 @@ from gateway.core.request_fields import OTHER
 from gateway.core.retry import Attempt
 from gateway.core.telemetry import QUEUED_BATCHES, CallCounter, CallLog, Telemetry
 from gateway.core.types import Phase, Usage, UsageParts
-from gateway.features.reuse.outcome import CacheOutcome, log_fields
+from gateway.features.outcome import CacheOutcome
+from gateway.features.reuse.service import log_fields
 from tests.support.flow import Bench, ScriptedUpstream
 from tests.support.targets import target_named
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.call import Reply
 from gateway.core.errors import GatewayError
-from gateway.features.reuse.keys import KeyReused
+from gateway.features.identity import KeyReused
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.dialects.ways import CALLERS, Json, Ways
 from tests.support.flow import JSON, Script

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from gateway.emulator.config import EmulatorConfig
-from gateway.features.reuse.single_flight import LEAST_ROOM, PIECE_BYTES, SLOW_READER
+from gateway.features.single_flight import LEAST_ROOM, PIECE_BYTES, SLOW_READER
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     KEYS,

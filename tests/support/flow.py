@@ -32,6 +32,12 @@ from gateway.dialects.endpoints import CHAT as CHAT
 from gateway.dialects.endpoints import RESPONSES as RESPONSES
 from gateway.dialects.endpoints import SPEECH as SPEECH
 from gateway.features.reuse.outcome import CACHE_CONTROL, OUTCOME, SENT_KEY
+from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
+from gateway.features.grouping.service import GROUP_RULES, GroupMetrics
+from gateway.features.identity import SENT_KEY
+from gateway.features.outcome import OUTCOME
+from gateway.features.output.service import OutputMetrics, set_rule
+from gateway.features.reuse.keys import CACHE_CONTROL
 from gateway.features.reuse.rules import CACHING, Caching
 from gateway.features.runs.step import PART
 from gateway.features.runs.table import RunTable

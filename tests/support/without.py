@@ -170,6 +170,9 @@ async def serve(folder: Path) -> None:
             assert step.status_code == 404, step.text
         metrics = await client.get("/metrics")
         assert metrics.status_code == 200, metrics.text
+        has_caches = is_installed("gateway.features.reuse")
+        assert ("x-gateway-cache" in plain.headers) == has_caches, plain.headers
+        assert ("gateway_cache_entries" in metrics.text) == has_caches, metrics.text
     await gateway.stop()
     await provider.stop()
     if file:

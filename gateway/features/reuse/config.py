@@ -39,6 +39,10 @@ from gateway.core.config.source import Document, Path, did_you_mean, quoted
 from gateway.core.snapshot import ExplainedRequest, Model, PolicySnapshot, Provider, Setting, Target, with_settings
 from gateway.core.types import THINKING, StoreBounds
 from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which, applies
+from gateway.core.snapshot import Model, PolicySnapshot, Provider, Setting, Target, with_settings
+from gateway.core.types import StoreBounds
+from gateway.drivers.store import LEASE_S
+from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which
 from gateway.installed import is_installed
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
@@ -48,7 +52,6 @@ _BUILT_IN: Final = Caching()
 _SEMANTIC: Final = SemanticRule("")
 _RECORD_BYTES: Final = 256 * 1024 * 1024
 _VERSION_CHARS: Final = 16
-_THINKING_BYTES: Final = 32 * 1024 * 1024
 
 
 _THE_QUESTION: Final = frozenset({"model", "messages", "input", "prompt"})
@@ -181,7 +184,7 @@ class CacheSection(SectionSpec):
         caching = CACHE_SETS.of(reading).sets[self.of_model.of(entry)]
         places = _places((*model.plan, *model.context_plan), reading.providers)
         others = [part for section in reading.sections for part in section.answer_parts(model)]
-        return {CACHING: with_routes(caching, places, others)}
+        return {CACHING: with_routes(caching, places, others), LEASE_S: caching.lease_s}
 
     def finish(self, reading: ConfigReading, snapshot: PolicySnapshot) -> PolicySnapshot:
         bounds = store_bounds(reading.built.values(), CACHE_SETS.of(reading).record_bytes)
@@ -359,19 +362,9 @@ def _places(targets: Iterable[Target], providers: Mapping[str, Provider]) -> Ite
 
 
 def store_bounds(models: Collection[Model], record_bytes: int) -> StoreBounds:
-    """Returns the store's bounds: answers for each set that a model uses, and vectors as the largest set asks.
-
-    And room for what turns were signed with, where calls are converted.
-    """
+    """Returns the store's bounds: answers for each set that a model uses, and vectors as the largest set asks."""
     used = {caching.name: caching for caching in map(CACHING.of, models)}
     keeping = {name: one for name, one in used.items() if one.exact.requests != "off" or one.semantic is not None}
     sizes = [one.semantic.max_entries for one in keeping.values() if one.semantic is not None]
     answers = {name: one.exact.max_bytes for name, one in keeping.items()}
-    if any(model.remembers_thinking and any(map(_is_anothers, model.plan)) for model in models):
-        answers[THINKING] = _THINKING_BYTES
     return StoreBounds(answers, record_bytes, max(sizes, default=_SEMANTIC.max_entries))
-
-
-def _is_anothers(target: Target) -> bool:
-    """Returns whether the target's language is none of OpenAI's, so that something has to be known of its model."""
-    return target.find_most_input is not None

@@ -22,8 +22,8 @@ from gateway.core.ports import result_or_default
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint, Kept
 from gateway.drivers.store import Store
+from gateway.features.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.layers import ReusePlan, in_form, mark_served_from, plan_reuse
-from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.rules import CACHING, ExactRule
 from gateway.features.reuse.service import Replays
 from gateway.features.reuse.similar import Explained, Neighbour

@@ -1,32 +1,34 @@
 """What a request may be answered with, and the keys under which a call's answer is stored and shared.
 
-First the `Cache-Control` of requests and answers. Then the keys: full SHA-256 digests over length-prefixed parts. A key holds
-all that decides about an answer: who asks (tenant, and the caller's own credential where that is passed on), the endpoint, the
-model, the version of the policy, the headers that change meanings, and the body in canonical form. Invariant: requests of two
-owners never have a key in common, whatever they contain. Last the refusals.
+First the `Cache-Control` of requests and answers. Then the keys: digests as in `features/identity.py`. A key holds all that
+decides about an answer: who asks (tenant, and the caller's own credential where that is passed on), the endpoint, the model,
+the version of the policy, the headers that change meanings, and the body in canonical form. Last the refusal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from math import inf
-from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import orjson
-
 from gateway.core.call import Call
 from gateway.core.errors import CallerFault, GatewayError
 from gateway.core.openai.bodies import MultipartError, boundary_of
 from gateway.core.openai.headers import ACCOUNTS
 from gateway.core.openai.json_edit import outside_strings
+from gateway.core.call import Slot
+from gateway.core.errors import GatewayError
+from gateway.core.snapshot import Request
+from gateway.features.identity import canonical, digest, flat_parts, sorted_json, telling_headers
 from gateway.features.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
 
 # --- the `Cache-Control` of requests and answers: what may be given, and for how long an answer is fresh ---
 
+CACHE_CONTROL: Final[Slot[bytes]] = Slot("cache control")
+"""The header as the client sent it."""
 _MOST_S = 2_147_483_648.0
 """The value that a number too great to be meant is taken for (RFC 9111, 1.2.2)."""
 _MOST_DIGITS = 10
@@ -128,64 +130,6 @@ def _number(argument: bytes, unread: float) -> float:
     return min(_MOST_S, float(argument)) if len(argument) <= _MOST_DIGITS else _MOST_S
 
 
-TELLING = (b"openai-", b"anthropic-")
-"""The prefixes of headers that change the question: betas, versions, accounts."""
-
-_WHITE = b" \t\r\n"
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_LONG_NUMBER = b"0" * 19
-"""Matches whole numbers from 2**63 on, about which parsers disagree: some round them."""
-_BY_NAME = itemgetter(0)
-LARGE_BYTES = 131_072
-"""The bytes above which writing a body in canonical form would block the event loop for milliseconds."""
-
-
-def digest(*parts: bytes) -> bytes:
-    """Returns 32 bytes that no other parts give: each goes in behind its length."""
-    return sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts])).digest()
-
-
-def canonical(call: Call, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
-    """Returns the body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
-
-    A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again, or
-    large: programs write it the same way again. For one that is not parsed its digest stands.
-    """
-    if len(call.request.body) > LARGE_BYTES:
-        return call.request.body if call.request.large is None else call.request.large.digest or call.request.body
-    return _sorted(parsed, left_out) if reads_one_way(call.request.body, parsed) else call.request.body
-
-
-def reads_one_way(body: bytes, parsed: dict[str, Any]) -> bool:
-    """Returns whether every parser reads the same in the body: no key twice in an object, no number beyond its precision.
-
-    Who sends such a body may get another answer from a provider than the one who sends what we have read in it.
-    """
-    try:
-        written = orjson.dumps(parsed)
-    except TypeError:
-        return False  # too deep
-    if written == body or written.translate(None, _WHITE) == body.translate(None, _WHITE):
-        return True  # then each key and number of the body stands in it, too
-    bare = outside_strings(body)
-    return bare.count(b":") == outside_strings(written).count(b":") and _LONG_NUMBER not in bare.translate(_DIGITS)
-
-
-def _sorted(parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
-    kept = parsed
-    if not parsed.keys().isdisjoint(left_out):
-        kept = {name: value for name, value in parsed.items() if name not in left_out}
-    return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
-
-
-def owner_of(call: Call) -> bytes:
-    """Returns the answer's owner: the tenant, or for a caller's own credential that caller, in one account."""
-    if call.request.credential is None:
-        return digest(call.request.tenant.encode())
-    accounts = [header for header in _telling(call) if header[0] in ACCOUNTS]
-    return digest(call.request.tenant.encode(), call.request.credential, *_flat(accounts))
-
-
 def exact_key(call: Call, parsed: dict[str, Any], caching: Caching) -> bytes:
     """Returns a key, equal for two calls whose answers may stand for each other, also converted between stream and whole."""
     left_out = NOT_OF_THE_QUESTION if call.request.endpoint.name in CONVERTIBLE else frozenset()
@@ -200,8 +144,8 @@ def partition_key(call: Call, caching: Caching, rest: bytes) -> bytes:
     place: tuple[str, ...] = call.request.path, call.route.model.name, call.request.model_name, caching.version
     if call.route.model.on_loss == "refuse":  # others' answers may be to less than what was asked
         place = *place, "lossless"
-    headers = _telling(call)
-    telling = tuple(_flat(headers)) if headers else ()
+    headers = telling_headers(call)
+    telling = tuple(flat_parts(headers)) if headers else ()
     return sha256(_whose(call.request.tenant, credential, call.request.query, place, telling) + rest).digest()
 
 
@@ -216,76 +160,13 @@ def flight_key(call: Call, parsed: dict[str, Any], exact: bytes) -> bytes:
     if not call.request.stream:
         return exact
     try:
-        options = _sorted({"options": parsed.get("stream_options")})
+        options = sorted_json({"options": parsed.get("stream_options")})
     except TypeError:
         options = canonical(call, {})
     return digest(exact, b"stream", options)
 
 
-def record_key(call: Call, idempotency_key: bytes) -> bytes:
-    """Returns the id of the record for this owner's `Idempotency-Key`: its digest, and 8 bytes that name the tenant."""
-    return digest(b"record", owner_of(call), idempotency_key) + digest(b"tenant", call.request.tenant.encode())[:8]
-
-
-def fingerprint(call: Call) -> bytes:
-    """Returns the digest of all that a repetition of an `Idempotency-Key` must repeat: the path and the whole body.
-
-    And that nothing may be lost of it: who says so gets no answer to less.
-    The boundary of a multipart body does not count: clients draw it anew each time they send.
-    """
-    body = canonical(call, call.parsed) if call.parsed is not None else _multipart(call)
-    edits = [repr(target.edits).encode() for target in call.route.model.plan if target.edits is not None]
-    if call.route.model.on_loss == "refuse":
-        edits.append(b"lossless")
-    return digest(
-        *edits,
-        call.request.method.encode(),
-        call.request.path.encode(),
-        call.request.query,
-        *_flat(_telling(call)),
-        body,
-    )
-
-
-def _telling(call: Call) -> list[tuple[bytes, bytes]]:
-    """Returns the headers that change the question, by name; those of one name keep their order, which may matter."""
-    headers = [header for header in call.request.headers if header[0].startswith(TELLING)]
-    return sorted(headers, key=_BY_NAME) if headers else headers
-
-
-def _flat(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
-    return [part for header in headers for part in header]
-
-
-def _multipart(call: Call) -> bytes:
-    """Returns the digest of a multipart body's parts, in a form that no other body has."""
-    if call.request.large is not None and call.request.large.digest:
-        return call.request.large.digest
-    try:
-        boundary = boundary_of(dict(call.request.headers).get(b"content-type", b""))
-    except MultipartError:
-        return call.request.body
-    return digest(*(b"\r\n" + call.request.body).split(b"\r\n--" + boundary))
-
-
-# --- refusals of requests whose key or directives cannot be met ---
-
-
-class KeyInUse(CallerFault):
-    """A call with the same `Idempotency-Key` is still running; a later repetition gets its answer."""
-
-    status = 409
-    should_retry: bool | None = True
-    retry_after_s = 1.0
-    code = "idempotency_key_in_use"
-
-
-class KeyReused(CallerFault):
-    """The `Idempotency-Key` belongs to another request (draft-ietf-httpapi-idempotency-key-header-07, 2.7)."""
-
-    status = 422
-    type = "idempotency_error"
-    code = "idempotency_key_reused"
+# --- the refusal of requests whose directives cannot be met ---
 
 
 class NotCached(GatewayError):

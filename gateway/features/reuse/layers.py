@@ -4,7 +4,7 @@
     exact     a stored answer to an equal request; one past its time is set aside, in case the provider fails
     semantic  a stored answer to a question that means the same
 
-And, in `keep`, what each layer stores of a new answer. In order: the plan of a call, claims, the layers, and stored entries as
+And, in `keep`, what each layer stores of a new answer. In order: the plan of a call, the layers, and stored entries as
 replies. How calls share an answer that is in the making is `single_flight`'s.
 Invariants: nothing incomplete is stored; a store in trouble makes calls dearer, and never fails one.
 """
@@ -21,43 +21,41 @@ from gateway.core.answers import wants_usage
 from gateway.core.call import FALLBACK_ANSWER, INVALID_ANSWER, VARIANT, Call, Reply, deciding_attempt
 from gateway.core.clock import Clock, Timer
 from gateway.core.ledger import answer_headers, note_outcome
+from gateway.core.call import INVALID_ANSWER, VARIANT, Call, Reply, deciding_attempt
+from gateway.core.clock import Clock
+from gateway.core.ledger import answer_headers
 from gateway.core.openai.sse import split_events
-from gateway.core.ports import STORE_S, Later, result_or_default
-from gateway.core.types import ErrorClass, Kept
+from gateway.core.ports import Later, result_or_default
+from gateway.core.types import Kept
 from gateway.dialects.conversion import as_stream, as_whole, ends_well, with_usage, without_usage
-from gateway.drivers.store import Claim, Store
+from gateway.drivers.store import LONGEST_POLL_S, POLL_S, Claim, RecordToClaim, Store, claimed
+from gateway.features.identity import IDEMPOTENT, SENT_KEY, KeyInUse, KeyReused, digest, fingerprint, record_key
+from gateway.features.outcome import OF_THE_ANSWER, OUTCOME, CacheOutcome, is_stream, is_success, is_terminal
 from gateway.features.reuse.keys import (
     ANYTHING,
+    CACHE_CONTROL,
     Directives,
-    KeyInUse,
-    KeyReused,
     age_headers,
-    digest,
     exact_key,
-    fingerprint,
     flight_key,
     read_directives,
-    record_key,
     serves,
 )
-from gateway.features.reuse.outcome import CACHE_CONTROL, OUTCOME, SENT_KEY, CacheOutcome
 from gateway.features.reuse.rules import CACHING, CONVERTIBLE, Caching, applies, is_deterministic
 from gateway.features.reuse.similar import SemanticLayer, SemanticQuery
-from gateway.features.reuse.single_flight import SharedAnswer
+from gateway.features.single_flight import SharedAnswer
 
 # --- the plan of a call: what of it may be stored or shared, and under which keys ---
 
 
 @dataclass(slots=True)
-class ReusePlan:
+class ReusePlan(RecordToClaim):
     """The parts of a call that may be stored or shared, each with its key; an empty key: that layer is not used."""
 
     caching: Caching
     directives: Directives
     body: bytes = b""
     """The body of which the keys are made."""
-    record: bytes = b""
-    fingerprint: bytes = b""
     exact: bytes = b""
     """The key of an exact answer; it also names the call where only answers in the making are shared."""
     flight: bytes = b""
@@ -67,8 +65,6 @@ class ReusePlan:
     """The store's answer for the exact key, once it has been asked."""
     semantic: SemanticQuery | None = None
     """The question, if answers to questions that mean the same may be given."""
-    fence: int = 0
-    """The token of the claimed record; 0: none is claimed."""
     concurrent_leader: SharedAnswer | None = None
     """The equal call's answer in the making when the call came in; it may be complete when the stores have answered."""
 
@@ -108,7 +104,7 @@ def plan_reuse(call: Call, semantic: SemanticLayer | None) -> ReusePlan | None:
     directives = ANYTHING if control is None else read_directives(control)
     if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
         return None
-    plan = ReusePlan(caching, directives, call.request.body, is_kept=is_kept)
+    plan = ReusePlan(caching, directives, call.request.body, is_kept=is_kept, lease_s=caching.lease_s)
     if parsed is not None and (is_shared or is_kept or means):
         plan.exact = exact_key(call, parsed, caching)
         variant = VARIANT.find(call)
@@ -127,62 +123,8 @@ def plan_reuse(call: Call, semantic: SemanticLayer | None) -> ReusePlan | None:
     return plan
 
 
-# --- claims of records, renewed while their holder works ---
-
-
-class RecordClaim:
-    """The claim of a record, renewed until `end`."""
-
-    __slots__ = ("_clock", "_plan", "_store", "_timer")
-
-    def __init__(self, clock: Clock, store: Store, plan: ReusePlan) -> None:
-        self._clock = clock
-        self._store = store
-        self._plan = plan
-        self._timer = self._set()
-
-    def end(self) -> None:
-        """Stops renewing the claim."""
-        self._timer.cancel()
-
-    def _set(self) -> Timer:
-        return self._clock.call_at(self._clock.monotonic() + self._plan.caching.lease_s / 3, self._renew)
-
-    def _renew(self) -> None:
-        plan = self._plan
-        if plan.fence:
-            self._store.records.renew(plan.record, plan.fence, plan.caching.lease_s)
-            self._timer = self._set()
-
-
-async def claimed(store: Store, plan: ReusePlan) -> Claim:
-    """Returns the store's reply to a claim; if there is none in time, the call runs without a claim.
-
-    A claim that is granted too late is given back: it would lock its key until the lease ends.
-    """
-    answer = store.records.claim(plan.record, plan.fingerprint, plan.caching.lease_s)
-    if not isinstance(answer, asyncio.Future):
-        return answer
-    claim: Claim | None = None
-    try:
-        await asyncio.wait((answer,), timeout=STORE_S)
-        if answer.done():
-            claim = answer.result()
-    finally:
-        if claim is None:
-            answer.add_done_callback(lambda late: _give_back(store, plan.record, late.result()))
-    return claim or Claim("claimed")
-
-
-def _give_back(store: Store, record: bytes, claim: Claim) -> None:
-    if claim.fence:
-        store.records.release(record, claim.fence)
-
-
 # --- the layers ---
 
-POLL_S, LONGEST_POLL_S = 0.05, 1.0
-"""A call whose key another process holds asks again after POLL_S, and then after half of the time that it has waited."""
 NO_BETTER_ANSWER = frozenset((408, 429, *range(500, 600)))
 """The statuses in place of which a stale answer is given (RFC 5861, 4, and the other temporary errors of providers)."""
 CLOCK_S = 60.0
@@ -206,7 +148,7 @@ class ReuseLayers:
         """Returns the answer that a layer has in this process's own memory, without an await. Raises KeyReused."""
         store = self._store
         if plan.record and store.is_local:
-            claim = store.records.claim(plan.record, plan.fingerprint, plan.caching.lease_s)
+            claim = store.records.claim(plan.record, plan.fingerprint, plan.lease_s)
             if isinstance(claim, Claim):
                 reply = self._record(call, self._claimed(call, plan, claim))
                 if reply is not None:
@@ -253,7 +195,7 @@ class ReuseLayers:
         """Returns the record's answer, or None with the claim noted; waits while another process holds the record."""
         began_at = self._clock.monotonic()
         while True:
-            claim = await claimed(self._store, plan)
+            claim = await claimed(self._store.records, plan)
             kept = self._claimed(call, plan, claim)
             if kept is not None or claim.state != "running":
                 return kept
@@ -402,39 +344,14 @@ def key_in_use() -> KeyInUse:
 
 # --- stored entries made of answers, and replies of stored entries, in the form that a call asks for ---
 
-SAME_AGAIN = frozenset(
-    (
-        ErrorClass.BAD_REQUEST,
-        ErrorClass.CONTENT_POLICY,
-        ErrorClass.CONTEXT_LENGTH_EXCEEDED,
-        ErrorClass.NOT_FOUND,
-        ErrorClass.PAYLOAD_TOO_LARGE,
-    )
-)
-"""The errors that depend on the request alone."""
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 JSON = (b"content-type", b"application/json")
-OF_THE_ANSWER = frozenset(
-    b"content-type content-encoding content-disposition openai-model openai-version x-gateway-lossy x-gateway-output "
-    b"x-should-retry".split()
-)
-IDEMPOTENT = (b"idempotent-replayed", b"true")
 MOST_BYTES = 16 * 1024 * 1024
 OVERHEAD_BYTES = 300
 SMALL_BYTES = 2048
 """A body below this size is converted anew, because that is faster than to look it up."""
 
 Form = tuple[bytes, str, bool, bool]
-
-
-def is_success(call: Call, status: int) -> bool:
-    """Returns whether the call has a complete answer."""
-    return call.outcome == "ok" and 200 <= status < 300
-
-
-def is_terminal(call: Call, status: int) -> bool:
-    """Returns whether sending the call again would bring nothing new: a complete answer, or an error that would be the same."""
-    return is_success(call, status) or (400 <= status < 500 and call.outcome in SAME_AGAIN)
 
 
 def is_worth_keeping(call: Call, plan: ReusePlan, reply: Reply, body: bytes) -> bool:
@@ -566,8 +483,3 @@ def mark_served_from(call: Call, kept: Kept, layer: str, result: str, wall: floa
 def _has_one_form(kept: Kept) -> bool:
     """Returns whether only calls for this very form find the answer: those with its key, or at endpoints with one form."""
     return not kept.group or kept.endpoint not in CONVERTIBLE
-
-
-def is_stream(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Returns whether these are the headers of an event stream."""
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)

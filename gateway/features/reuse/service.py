@@ -12,7 +12,8 @@ a store in trouble makes calls dearer, and never fails one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Final
 
 from gateway.core.call import (
     Call,
@@ -27,23 +28,20 @@ from gateway.core.call import (
     Serve,
 )
 from gateway.core.clock import Clock
-from gateway.core.errors import GatewayError
+from gateway.core.errors import (
+    GatewayError,
+)
 from gateway.core.ledger import Accounts
 from gateway.core.types import LANES
-from gateway.drivers.store import Store
-from gateway.features.reuse.keys import NotCached
-from gateway.features.reuse.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note, plan_reuse
-from gateway.features.reuse.outcome import (
-    BYPASS,
-    CACHE_CONTROL,
-    OUTCOME,
-    SENT_KEY,
-    log_fields,
-    outcome_headers,
-    read_idempotency_key,
-)
-from gateway.features.reuse.rules import CACHING, Which, applies
-from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight, room_of
+from gateway.drivers.store import RecordClaim, Store
+from gateway.features.identity import SENT_KEY, read_idempotency_key
+from gateway.features.outcome import OUTCOME, CacheOutcome
+from gateway.features.reuse.keys import CACHE_CONTROL, NotCached
+from gateway.features.reuse.layers import ReuseLayers, ReusePlan, key_in_use, key_reused, note, plan_reuse
+from gateway.features.reuse.rules import CACHING, Caching, Which, applies
+from gateway.features.single_flight import LEAST_ROOM, SharedAnswer, SingleFlight
+
+BYPASS: Final = (b"x-gateway-cache", b"bypass")
 
 
 class StaleIsBetter(GatewayError):
@@ -228,7 +226,7 @@ class Replays(OutcomeTrail):
                     await self._carry(own, plan, reply)
                     return
                 if plan.fence and not self._store.is_local:
-                    lease = RecordClaim(self._clock, self._store, plan)
+                    lease = RecordClaim(self._clock, self._store.records, plan)
                 if plan.directives.only_if_cached:
                     raise NotCached("Only a cached answer was asked for (only-if-cached), and there is none.")
                 await self._carry(own, plan, await self._origin(own, plan, next))
@@ -260,6 +258,14 @@ class Replays(OutcomeTrail):
             await self.layers.keep(own.call, plan, reply, body)
 
         await self.single_flight.carry(own, reply, keep, is_recorded=plan.fence > 0)
+
+
+def room_of(caching: Caching, *, is_keyed: bool) -> int:
+    """Returns the bytes of an answer that are worth buffering for late readers, and for the stores."""
+    rules = [caching.max_record_bytes] if is_keyed else []
+    if caching.exact.requests != "off" or caching.semantic is not None:
+        rules.append(caching.exact.max_entry_bytes)
+    return max([LEAST_ROOM, *rules])
 
 
 class RequestedReplays(OutcomeTrail):
@@ -304,3 +310,41 @@ class EqualCalls(OutcomeTrail):
         if parsed is None or not applies(self._coalesce, self._endpoint, parsed):
             return next(call)
         return self._replays.serve(call, next)
+
+
+# --- what clients and the call log see of it ---
+
+
+def outcome_headers(outcome: CacheOutcome, *, is_served: bool) -> Iterator[tuple[bytes, bytes]]:
+    """Yields what came of the look for a stored answer, and whose answer it is; `is_served`: a provider was asked."""
+    yield b"x-gateway-cache", outcome.result.encode()
+    if outcome.key:
+        yield b"x-gateway-cache-key", outcome.key.hex().encode()
+    if outcome.layer:
+        yield b"x-gateway-cache-source", outcome.source.encode()
+        # Where an attempt was made, the core itself names its target.
+        if outcome.target and not is_served:
+            yield b"x-gateway-target", outcome.target.encode()
+        if outcome.attempts and not is_served:
+            yield b"x-gateway-attempts", outcome.attempts.encode()
+    if outcome.similarity is not None:
+        yield b"x-gateway-cache-similarity", b"%.4f" % outcome.similarity
+
+
+def log_fields(outcome: CacheOutcome) -> dict[str, object]:
+    """Returns how a call was spared its provider, or not; neither the caller's idempotency key nor that of the answer."""
+    saved = outcome.saved
+    fields = {
+        "cache": outcome.result,
+        "cache_layer": outcome.layer or None,
+        "saved_tokens": saved.input + saved.output if saved else None,
+        "saved_usd": outcome.saved_usd,
+        "age_s": _rounded(outcome.age_s, 3),
+        "similarity": _rounded(outcome.similarity, 4),
+        "source": outcome.source or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _rounded(value: float | None, places: int) -> float | None:
+    return None if value is None else round(value, places)

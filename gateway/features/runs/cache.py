@@ -16,7 +16,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from gateway.core.call import Call
-from gateway.features.reuse.outcome import OUTCOME
+from gateway.features.outcome import OUTCOME
 from gateway.features.runs.rules import (
     LastWrite,
     RunChange,

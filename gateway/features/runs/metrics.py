@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gateway.core.call import CallRecord
 from gateway.core.metrics import RUN_SECONDS, USD, Counts, Distribution, Labels, Levels, MetricTable
-from gateway.features.reuse.outcome import OUTCOME
+from gateway.features.outcome import OUTCOME
 from gateway.features.runs.rules import OTHER, PER_USD, RunOutcome, RunRecord
 from gateway.features.runs.step import PART
 

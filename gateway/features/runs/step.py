@@ -18,6 +18,7 @@ from gateway.core.snapshot import Key
 from gateway.core.types import RawHeaders, Usage
 from gateway.features.reuse.keys import digest, fingerprint, owner_of
 from gateway.features.run_port import RunWords
+from gateway.features.identity import digest, fingerprint, owner_of
 from gateway.features.runs.rules import (
     CALLER_OUTCOMES,
     KEY_WORKFLOW,

@@ -39,19 +39,13 @@ from gateway.dialects.last_word import LastWord
 from gateway.drivers.durability import JOB_SETTINGS, KEEP_RUNS_S, JobsOff, JobsUnavailable
 from gateway.drivers.store import Store
 from gateway.features.reuse.keys import ANYTHING
-from gateway.features.reuse.layers import (
-    LONGEST_POLL_S,
-    OF_THE_ANSWER,
-    POLL_S,
-    RecordClaim,
-    ReusePlan,
-    claimed,
-    is_stream,
-    is_terminal,
-)
+from gateway.features.reuse.layers import LONGEST_POLL_S, OF_THE_ANSWER, POLL_S, RecordClaim, ReusePlan, claimed, is_stream, is_terminal
 from gateway.features.reuse.outcome import OUTCOME, SENT_KEY, CacheOutcome
 from gateway.features.reuse.rules import CACHING
 from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight
+from gateway.drivers.store import LEASE_S, LONGEST_POLL_S, POLL_S, RecordClaim, RecordToClaim, Store, claimed
+from gateway.features.identity import SENT_KEY
+from gateway.features.outcome import OF_THE_ANSWER, OUTCOME, CacheOutcome, is_stream, is_terminal
 from gateway.features.runs.rules import StepRequest
 from gateway.features.runs.step import (
     KEPT_STEP,
@@ -70,6 +64,11 @@ from gateway.features.runs.step import (
     step_fingerprint,
     step_record,
 )
+from gateway.features.single_flight import SharedAnswer, SingleFlight
+from gateway.products.jobs.model import JobsOff, JobsUnavailable
+from gateway.products.jobs.rules import JOBS
+from gateway.products.jobs.store import JobStore
+from gateway.products.pipelines.compile import PIPELINE
 
 FREE = (b"x-gateway-cost-usd", b"0.00000000")
 
@@ -188,9 +187,7 @@ class StepCalls(CallFeature):
     async def _run(self, own: SharedAnswer, ask: StepRequest, record: bytes, next: Serve) -> None:
         """Gets the step's answer, from the store or by running its call, and has it kept."""
         call = own.call
-        claim = ReusePlan(
-            CACHING.of(call.route.model), ANYTHING, call.request.body, record=record, fingerprint=own.fingerprint
-        )
+        claim = RecordToClaim(record=record, fingerprint=own.fingerprint, lease_s=LEASE_S.of(call.route.model))
         lease: RecordClaim | None = None
         with self._flights.leading(own):
             try:
@@ -199,7 +196,7 @@ class StepCalls(CallFeature):
                     own.complete_whole(self._replayed(call, ask, own.fingerprint, kept))
                     return
                 if claim.fence and not self._store.is_local:
-                    lease = RecordClaim(self._clock, self._store, claim)
+                    lease = RecordClaim(self._clock, self._store.records, claim)
                 reply = await next(call)
                 give = self._give_whole if reply.chunks is None else self._give_stream
                 await give(own, ask, record, reply, replaces=kept is not None)
@@ -207,19 +204,19 @@ class StepCalls(CallFeature):
                 if claim.fence:  # what is held must not be paid for elsewhere
                     self.kept.once_kept(record, partial(self._release, claim, lease))
 
-    def _release(self, claim: ReusePlan, lease: RecordClaim | None) -> None:
+    def _release(self, claim: RecordToClaim, lease: RecordClaim | None) -> None:
         if lease is not None:
             lease.end()
         self._store.records.release(claim.record, claim.fence)
 
-    async def _kept_or_claimed(self, own: SharedAnswer, ask: StepRequest, claim: ReusePlan) -> StoredStep | None:
+    async def _kept_or_claimed(self, own: SharedAnswer, ask: StepRequest, claim: RecordToClaim) -> StoredStep | None:
         """Returns the step that is kept; None: it is to be run here, and claimed where others could run it, too."""
         call, pause_s = own.call, POLL_S
         kept = await self.kept.find(call, ask, claim.record)
         if self._store.is_local:
             return kept
         while kept is None or (ask.reruns and kept.about.fingerprint != own.fingerprint):
-            found = await claimed(self._store, claim)
+            found = await claimed(self._store.records, claim)
             if found.state == "mismatch" and not ask.reruns:
                 raise _changed(ask)
             if found.state in ("claimed", "done"):

@@ -17,8 +17,8 @@ from typing import Any
 
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.features.reuse.keys import digest
-from gateway.features.reuse.outcome import OUTCOME
+from gateway.features.identity import digest
+from gateway.features.outcome import OUTCOME
 from gateway.features.reuse.rules import SemanticRule
 from gateway.features.reuse.similar import Explained, Match, Neighbour, SemanticQuery
 from gateway.features.semantic.guards import Facts, objection

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from gateway.core.call import Call
-from gateway.features.reuse.keys import LARGE_BYTES, digest, partition_key, reads_one_way
+from gateway.features.identity import LARGE_BYTES, digest, reads_one_way
+from gateway.features.reuse.keys import partition_key
 from gateway.features.reuse.rules import CACHING, NOT_OF_THE_QUESTION
 from gateway.features.reuse.similar import SemanticQuery
 from gateway.features.semantic.store import VectorRow

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.ports import Later
-from gateway.features.reuse.keys import digest, owner_of
+from gateway.features.identity import digest, owner_of
 from gateway.features.reuse.rules import SemanticRule
 from gateway.features.semantic.guards import Facts, facts_of
 from gateway.features.semantic.question import Embedder, EmbeddingDenied, EmbeddingFailed, Index, Neighbourhood

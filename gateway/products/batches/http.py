@@ -36,7 +36,7 @@ from gateway.core.snapshot import Policies
 from gateway.core.types import LANES, Lane
 from gateway.dialects.endpoints import CHAT, WORK
 from gateway.dialects.openai.lists import Page, read_page
-from gateway.features.reuse.outcome import read_idempotency_key
+from gateway.features.identity import read_idempotency_key
 from gateway.products.batches import output
 from gateway.products.batches.output import batch_object, read_batch_request
 from gateway.products.batches.service import BatchOwner, BatchService

@@ -23,6 +23,7 @@ from gateway.core.render import PASSING_CODES
 from gateway.dialects.conversion import as_stream
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.reuse.layers import is_stream
+from gateway.features.outcome import is_stream
 from gateway.products.jobs.calls import (
     CallServer,
     Outcome,

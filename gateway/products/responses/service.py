@@ -19,8 +19,8 @@ from gateway.core.call import INVALID_ANSWER, Call, Reply, Serve
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.openai.sse import json_object
-from gateway.features.reuse.layers import is_stream
-from gateway.features.reuse.outcome import SENT_KEY
+from gateway.features.identity import SENT_KEY
+from gateway.features.outcome import is_stream
 from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,

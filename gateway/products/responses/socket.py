@@ -45,7 +45,7 @@ from gateway.core.relay import StreamBroken
 from gateway.core.render import error_headers, error_object, unreadable
 from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint, RawHeaders, Socket
-from gateway.features.reuse.layers import is_stream
+from gateway.features.outcome import is_stream
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.realtime.http import Offered, accept_of, offered_by, refuse, switch
 from gateway.products.realtime.service import GOING_AWAY, MAX_SESSION_S, POLICY, RESTART, TEXT, Pulse, short_reason

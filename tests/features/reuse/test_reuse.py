@@ -14,9 +14,10 @@ from gateway.core.call import FALLBACK_ANSWER, CallRoute, Reply
 from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
-from gateway.features.reuse.keys import LARGE_BYTES, KeyInUse, KeyReused, NotCached
+from gateway.features.identity import LARGE_BYTES, KeyInUse, KeyReused
+from gateway.features.outcome import OUTCOME
+from gateway.features.reuse.keys import NotCached
 from gateway.features.reuse.layers import plan_reuse
-from gateway.features.reuse.outcome import OUTCOME
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
 from tests.support.stores import MemoryStore

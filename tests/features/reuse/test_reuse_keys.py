@@ -15,16 +15,8 @@ from gateway.core.call import Call
 from gateway.core.render import OPENAI
 from gateway.core.types import Endpoint
 from gateway.dialects.endpoints import IMAGES
-from gateway.features.reuse.keys import (
-    digest,
-    exact_key,
-    fingerprint,
-    flight_key,
-    owner_of,
-    partition_key,
-    reads_one_way,
-    record_key,
-)
+from gateway.features.identity import digest, fingerprint, owner_of, reads_one_way, record_key
+from gateway.features.reuse.keys import exact_key, flight_key, partition_key
 from gateway.features.reuse.rules import CACHING, Caching, ExactRule
 from tests.rows import rows
 from tests.support.flow import SPEECH, Bench, ScriptedUpstream

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.ports import Later
-from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
+from gateway.features.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.rules import SemanticRule
 from gateway.features.reuse.similar import SemanticQuery
 from gateway.features.semantic import lookup, vectors

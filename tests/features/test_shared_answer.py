@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.core.call import Reply
 from gateway.core.errors import NoTargetAvailable
 from gateway.core.relay import StreamBroken
-from gateway.features.reuse.single_flight import SLOW_READER, AnswerReader, SharedAnswer
+from gateway.features.single_flight import SLOW_READER, AnswerReader, SharedAnswer
 from tests.support.flow import Bench, ScriptedUpstream
 
 ROOM = 1000

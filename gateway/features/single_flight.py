@@ -29,8 +29,7 @@ from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answe
 from gateway.core.relay import StreamBroken
 from gateway.core.retry import shown
 from gateway.dialects.last_word import LastWord
-from gateway.features.reuse.outcome import OUTCOME, CacheOutcome
-from gateway.features.reuse.rules import Caching
+from gateway.features.outcome import OUTCOME, CacheOutcome
 
 # --- one answer in the making for any number of readers ---
 
@@ -508,11 +507,3 @@ def count_saved(call: Call, leader: Call) -> None:
     last = deciding_attempt(leader)
     replay.saved = leader.usage if spared is None else spared.saved
     replay.saved_usd = spared.saved_usd if spared is not None else last.cost_usd if last is not None else None
-
-
-def room_of(caching: Caching, *, is_keyed: bool) -> int:
-    """Returns the bytes of an answer that are worth buffering for late readers, and for the stores."""
-    rules = [caching.max_record_bytes] if is_keyed else []
-    if caching.exact.requests != "off" or caching.semantic is not None:
-        rules.append(caching.exact.max_entry_bytes)
-    return max([LEAST_ROOM, *rules])
