@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.core.ports import Later
 from gateway.core.types import THINKING, Kept, StoreBounds
+from gateway.dialects.config import THINKING_BYTES
 from gateway.dialects.memory import (
     MOST_LOOKED_FOR,
     PATIENCE_S,
@@ -22,9 +24,17 @@ from gateway.dialects.memory import (
     VisibleTurn,
 )
 from gateway.drivers.store import Answers
+from tests.support.configs import load_text
 from tests.support.conformance import MakeStore, Wall, settle
 
 BOUNDS = StoreBounds({THINKING: 1_000_000}, 1_000_000)
+
+
+CONVERTED = """\
+providers: {c: {dialect: anthropic, base_url: "https://api.anthropic.com", api_key: sk-x}}
+models: {m: {targets: [c/claude], remember_thinking: %s}}
+keys: [{name: web, key: web-key-0123456789abcdef}]
+"""
 
 
 class Now:
@@ -181,3 +191,9 @@ async def test_what_another_release_wrote_is_not_there(answers: Watched, wall: W
 
     assert await found(of(other), 1) == [None]
     assert len(written) == 1
+
+
+def test_a_store_has_room_for_turns_where_calls_are_converted(tmp_path: Path) -> None:
+    """By the dialects, whatever else keeps answers there."""
+    assert load_text(tmp_path, CONVERTED % "true").store.answers == {THINKING: THINKING_BYTES}
+    assert load_text(tmp_path, CONVERTED % "false").store.answers == {}

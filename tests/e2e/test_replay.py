@@ -18,6 +18,7 @@ import orjson
 import pytest
 import yaml
 
+from gateway.drivers.sqlite_store import SqliteStore
 from gateway.emulator.config import EmulatorConfig
 from gateway.features.single_flight import LEAST_ROOM, PIECE_BYTES, SLOW_READER
 from tests.e2e.conftest import StartGateway
@@ -36,7 +37,6 @@ from tests.e2e.replaying import DONE, Crowd, Question, ask, assert_sound, check,
 from tests.e2e.test_sdk_retries import deaf_proxy
 from tests.soak.support import MANNERS, Held, mortal, until_only
 from tests.support.sqlite_support import Disk, Monotonic, failing
-from tests.support.stores import SqliteStore
 
 UNHURRIED = EmulatorConfig(ttft_s=0.3, tokens_per_second=80.0, output_tokens=60)
 """About a second for an answer: time to come late, and to leave early."""

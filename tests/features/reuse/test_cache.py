@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gateway.admin.describe import describe
 from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import StoreBounds
+from gateway.drivers.store import LEASE_S
 from gateway.features.reuse import config
 from gateway.features.reuse.config import LOCAL_FILES, SemanticEntry, with_routes
 from gateway.features.reuse.rules import CACHING, Caching, ExactRule, SemanticRule
@@ -246,6 +247,13 @@ widest: {semantic: {embeddings: embed, max_entries: 99}}
     store = load_text(tmp_path, with_policies(tmp_path, cache=cache) + models).store
 
     assert store == StoreBounds({"meaning": 3 * MIB, "exact": 2 * MIB, "wider": 256 * MIB}, 64 * MIB, 90)
+
+
+def test_models_say_for_how_long_their_calls_hold_a_record(tmp_path: Path) -> None:
+    """Also to what claims records without caches, such as steps of runs."""
+    models = load_text(tmp_path, with_policies(tmp_path, cache="default: {idempotency: {lease: 5s}}")).models
+
+    assert {LEASE_S.of(model) for model in models.values()} == {5.0}
 
 
 def test_store_keeps_records_only_where_no_set_keeps_answers(tmp_path: Path) -> None:
