@@ -71,7 +71,10 @@ class RedisStore(redis_store.RedisStore):
         connect: Callable[[SharedState], Link] = Link,
     ) -> None:
         super().__init__(shared, wall, bounds, now=now, connect=connect)
-        self.objects, self.vectors = _parts_of(stores.in_redis(self, bounds, wall))
+        opened = stores.in_redis(self, bounds, wall)
+        self.objects, self.vectors = _parts_of(opened)
+        assert opened.runs is not None
+        self.runs = opened.runs
 
     def configure(self, bounds: StoreBounds) -> None:
         super().configure(bounds)

@@ -151,7 +151,9 @@ class Probing:
         assert self.bench.store is not None
         self.store = self.bench.store
         self.semantic = Semantic(self.bench.clock, VectorIndex(), self.store.vectors, lambda _rule: NearEmbedder())
-        self.bench.products.replays.layers.semantic = self.semantic
+        assert self.bench.products.replays is not None
+        self.replays = self.bench.products.replays
+        self.replays.layers.semantic = self.semantic
 
     async def run(self, rounds: int, probes: int = 4) -> None:
         """In each round somebody asks, and others probe for it at that moment or later."""
@@ -161,7 +163,7 @@ class Probing:
                 self.bench.meter.accounts.clear()
                 self.store.tick()
         await self.semantic.aclose()
-        await self.bench.products.replays.aclose()
+        await self.replays.aclose()
 
     async def _round(self, number: int, probes: int) -> None:
         draw = self.draw

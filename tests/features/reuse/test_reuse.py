@@ -84,11 +84,9 @@ def outcomes(bench: Bench) -> list[str]:
 
 async def nobody_is_left(bench: Bench) -> bool:
     await turns()
-    return (
-        not bench.products.replays.single_flight._by_key
-        and not len(bench.products.replays.single_flight)
-        and len(asyncio.all_tasks()) == 1
-    )
+    assert bench.products.replays is not None
+    flights = bench.products.replays.single_flight
+    return not flights._by_key and not len(flights) and len(asyncio.all_tasks()) == 1
 
 
 # --- single flight ---

@@ -75,6 +75,9 @@ class Rows:
     loads: int = 0
     held: asyncio.Future[None] | None = None
 
+    def configure(self, most: int) -> None:
+        """It has no bound."""
+
     def add(self, row: VectorRow) -> None:
         self.rows[row.partition, row.id] = row
 
@@ -640,6 +643,7 @@ async def test_a_store_that_keeps_nothing_is_enough(world: World) -> None:
     """The index has the rows, also of a question that nobody tried to recognise before."""
 
     class Nothing:
+        def configure(self, most: int) -> None: ...
         def add(self, row: VectorRow) -> None: ...
         def load(self, partition: bytes, most: int) -> Sequence[VectorRow]:
             return ()
