@@ -64,6 +64,7 @@ from gateway.features.output.service import OutputMetrics
 from gateway.features.ownership.http import object_routes
 from gateway.features.ownership.service import ObjectMetrics
 from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
+from gateway.features.run_port import NO_RUNS
 from gateway.features.runs.http import RunRoutes, workflow_routes
 from gateway.features.runs.metrics import RunCounter
 from gateway.features.runs.rules import WORKFLOWS
@@ -95,6 +96,11 @@ if is_installed("gateway.features.ownership"):
 if is_installed("gateway.features.reuse"):
     from gateway.features.reuse.http import cache_routes
     from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
+if is_installed("gateway.features.runs"):
+    from gateway.features.runs.http import RunRoutes, workflow_routes
+    from gateway.features.runs.metrics import RunCounter
+    from gateway.features.runs.rules import WORKFLOWS
+    from gateway.features.runs.table import RunsOfWork, RunTable
 if is_installed("gateway.features.semantic"):
     from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 if is_installed("gateway.products.jobs"):
@@ -138,7 +144,7 @@ class ProductMeters:
         self.jobs = JobMeter(telemetry.metrics) if is_installed("gateway.products.jobs") else None
         self.outputs = OutputMetrics() if is_installed("gateway.features.output") else None
         self.groups = GroupMetrics() if is_installed("gateway.features.grouping") else None
-        self.runs = RunCounter()
+        self.runs = RunCounter() if is_installed("gateway.features.runs") else None
         self.degrade = DegradeMetrics() if is_installed("gateway.features.degrade") else None
         self.state = SharedStoreMetrics()
         if self.caches is not None:
@@ -158,7 +164,8 @@ class ProductMeters:
             telemetry.register(self.groups)
         if self.jobs is not None:
             telemetry.register(self.jobs.work)
-        telemetry.register(self.runs, self.runs.count)
+        if self.runs is not None:
+            telemetry.register(self.runs, self.runs.count)
         if self.degrade is not None:
             telemetry.register(self.degrade)
         telemetry.register(self.state)
@@ -210,10 +217,12 @@ class Gateway:
             self._sharing = Sharing(self._clock, self._shared.leases, queue, self._draw)
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, queue, self._sharing)
         self._savings = Savings() if is_installed("gateway.features.reuse") else None
-        self._runs = RunTable(
-            self._kept_clock, lambda: WORKFLOWS.of(self._policies.current), self._meters.runs, self._opened.runs
-        )
-        self._work_runs = RunsOfWork(self._runs)
+        self._runs, self._work_runs = None, NO_RUNS
+        if is_installed("gateway.features.runs"):
+            self._runs = RunTable(
+                self._kept_clock, lambda: WORKFLOWS.of(self._policies.current), self._meters.runs, self._opened.runs
+            )
+            self._work_runs = RunsOfWork(self._runs)
         self._pipeline = Pipeline(
             self._clock,
             self._telemetry,
@@ -369,7 +378,9 @@ class Gateway:
             await self._products.replays.aclose()
         if self._sharing is not None:
             await self._sharing.aclose()
-        for part in (self._runs, self._store, self._models, self._clouds, self._pools):
+        if self._runs is not None:
+            await self._runs.aclose()
+        for part in (self._store, self._models, self._clouds, self._pools):
             await part.aclose()
         await self._emulators.stop()
         self._telemetry.flush()
@@ -452,7 +463,7 @@ class Gateway:
                 if durable is None
                 else durable.routes(Served(edge, OTHER), edge.intake.read_counted)
             ),
-            *RunRoutes(self._policies, self._runs, self._kept_clock).routes(),
+            *([] if self._runs is None else RunRoutes(self._policies, self._runs, self._kept_clock).routes()),
         ]
         sockets = None
         if self._realtime is not None and is_installed("gateway.products.responses.socket"):
@@ -509,7 +520,7 @@ class Gateway:
             *backup_routes(policies, state_file, find_no_file if durable is None else durable.find_file),
             *([] if ownership is None else object_routes(policies, ownership)),
             *([] if durable is None else durable.admin_routes()),
-            *workflow_routes(policies, self._runs),
+            *([] if self._runs is None else workflow_routes(policies, self._runs)),
         ]
 
     def _cache_routes(self) -> list[BaseRoute]:

@@ -26,6 +26,10 @@ if is_installed("gateway.products.jobs"):
 if is_installed("gateway.products.pipelines"):
     pass
 
+if is_installed("gateway.features.runs"):
+    from gateway.features.runs.rules import WORKFLOWS
+    from gateway.features.runs.table import RunTable
+
 
 class _Unserved(CallFeature):
     """Stands for a product whose calls need durable work, which is only there while a gateway runs."""
@@ -44,7 +48,7 @@ def products_around(policy: PolicySnapshot) -> tuple[CallProduct, ...]:
     clock = SystemClock()
     meter = Telemetry(CallLog(sys.stderr, "text"), clock.wall)
     pipeline = Pipeline(clock, meter, AttemptDeadlines(), Admission(clock, meter, policy, lambda: 0.5))
-    runs = RunTable(clock, lambda: WORKFLOWS.of(policy))
+    runs = RunTable(clock, lambda: WORKFLOWS.of(policy)) if is_installed("gateway.features.runs") else None
     products = install_products(pipeline, in_memory(policy.store, clock.wall), runs=runs)
     durable = []
     if is_installed("gateway.products.jobs"):

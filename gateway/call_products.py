@@ -16,8 +16,6 @@ from gateway.features.output.service import OutputMetrics, Outputs
 from gateway.features.ownership.service import Ownership
 from gateway.features.reuse.inspect import Savings
 from gateway.features.reuse.service import Replays
-from gateway.features.runs.steps import StepCalls
-from gateway.features.runs.table import RunBudget, RunTable
 from gateway.installed import is_installed
 from gateway.stores import OpenedStore
 
@@ -31,6 +29,9 @@ if is_installed("gateway.features.ownership"):
 if is_installed("gateway.features.reuse"):
     from gateway.features.reuse.inspect import Savings
     from gateway.features.reuse.service import Replays
+if is_installed("gateway.features.runs"):
+    from gateway.features.runs.steps import StepCalls
+    from gateway.features.runs.table import RunBudget, RunTable
 if is_installed("gateway.features.sdk_retries"):
     from gateway.features.sdk_retries import RepeatedCalls
 if is_installed("gateway.features.degrade"):
@@ -51,7 +52,7 @@ class CallProducts:
     """Names the request in the answers to callers of Messages."""
     counts: TokenCounts | None
     """Answers questions for the tokens of a request, without a generation."""
-    steps: StepCalls
+    steps: StepCalls | None
     """Gives the stored answer of a step that has run already: it costs nothing, so it is looked for before all else."""
     runs: RunBudget | None
     """Keeps runs within their budgets; None: runs are not counted."""
@@ -100,7 +101,7 @@ def install_products(
     products = CallProducts(
         message_ids=MessageIds() if is_installed("gateway.dialects.message_ids") else None,
         counts=TokenCounts(clock, admission, accounts) if is_installed("gateway.dialects.count_tokens") else None,
-        steps=StepCalls(kept_clock, accounts, store),
+        steps=StepCalls(kept_clock, accounts, store) if is_installed("gateway.features.runs") else None,
         runs=None if runs is None else RunBudget(runs, admission.costs),
         ownership=None if opened.objects is None else Ownership(opened.objects),
         replays=replays,

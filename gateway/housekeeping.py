@@ -37,6 +37,8 @@ from gateway.installed import is_installed
 from gateway.process import find_trim, resident_bytes
 from gateway.sections import SECTIONS
 
+if is_installed("gateway.features.runs"):
+    from gateway.features.runs.table import RunTable
 if is_installed("gateway.products.realtime"):
     from gateway.products.realtime.service import RealtimeSessions
 
@@ -254,7 +256,7 @@ class Housekeeping:
     """Lets durable work do what is due; None: this gateway takes none."""
     is_working: Callable[[], bool]
     """Whether pieces of durable work run here."""
-    runs: RunTable
+    runs: RunTable | None
     models: ModelLists
     memory: ThoughtMemory
     realtime: RealtimeSessions | None
@@ -310,7 +312,8 @@ class Housekeeping:
         self.models.tick(self.policies.current.providers.values())
         if self.tick_jobs is not None:
             self.tick_jobs()
-        await self.runs.tick()
+        if self.runs is not None:
+            await self.runs.tick()
         self.telemetry.set_connections(self.pools.stats())
         await self.pools.close_retired(self.inflight.present())
         self.reloading.tick()

@@ -14,13 +14,14 @@ from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.drivers.memory import MemoryStore
 from gateway.drivers.store import SharedStore, Store
-from gateway.features.runs.store import RunStore
 from gateway.installed import is_installed
 
 # One that is not here is left out.
 if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.memory import MemoryObjects
     from gateway.features.ownership.store import Objects
+if is_installed("gateway.features.runs"):
+    from gateway.features.runs.store import RunStore
 if is_installed("gateway.features.semantic"):
     from gateway.features.semantic.store import MemoryVectors, Vectors
 
@@ -96,9 +97,12 @@ def in_file(store: SqliteStore, bounds: StoreBounds, wall: Wall) -> OpenedStore:
 
 def in_redis(store: RedisStore, bounds: StoreBounds, wall: Wall) -> OpenedStore:
     """Returns the store of a Redis with the parts of products, which are loaded with it, and which it looks after."""
-    from gateway.features.runs.redis import SharedRunRecords  # a process without replicas does not load it
 
-    runs = SharedRunRecords(store.link, store.replica_id.hex())
+    runs = None
+    if is_installed("gateway.features.runs"):
+        from gateway.features.runs.redis import SharedRunRecords  # a process without replicas does not load it
+
+        runs = SharedRunRecords(store.link, store.replica_id.hex())
     opened = OpenedStore(store, shared=store, runs=runs)
     if is_installed("gateway.features.semantic"):
         from gateway.features.semantic.redis import RedisVectors  # a process without replicas does not load it

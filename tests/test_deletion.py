@@ -24,6 +24,7 @@ DELETABLE = (
     "gateway.features.output",
     "gateway.features.ownership",
     "gateway.features.reuse",
+    "gateway.features.runs",
     "gateway.features.sdk_retries",
     "gateway.features.semantic",
     "gateway.products.jobs.webhooks",
@@ -32,15 +33,6 @@ DELETABLE = (
 )
 """The products without which a gateway runs; where one goes, those that need it go with it (`NEEDS`)."""
 IN_THE_WAY: Final[dict[str, set[str]]] = {
-    "gateway.features.runs": {
-        "cli",
-        "gateway.products.batches",
-        "gateway.products.jobs",
-        "gateway.products.pipelines",
-        "gateway.products.responses",
-        "housekeeping",
-        "products",
-    },
     "gateway.products.batches": {
         "gateway.products.jobs",
         "gateway.products.pipelines",

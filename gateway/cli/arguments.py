@@ -12,7 +12,6 @@ from gateway import __version__
 from gateway.admin.http import ACTIONS
 from gateway.cli.values import DEFAULT_URL, Actions, between, port_number
 from gateway.core.config.admission import KINDS
-from gateway.features.runs.cli_arguments import add_runs, add_workflows
 from gateway.installed import is_installed
 from gateway.settings import MOST_WORKERS
 
@@ -21,6 +20,8 @@ if is_installed("gateway.products.jobs"):
     from gateway.products.jobs.cli_arguments import add_batch, add_dead_letters, add_jobs, add_webhooks
 if is_installed("gateway.products.pipelines"):
     from gateway.products.pipelines.cli_arguments import add_pipelines
+if is_installed("gateway.features.runs"):
+    from gateway.features.runs.cli_arguments import add_runs, add_workflows
 
 
 class _Parser(argparse.ArgumentParser):
@@ -148,8 +149,9 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
     if is_installed("gateway.products.jobs"):
         _add_jobs(commands)
-    add_workflows(commands.add_parser("workflows", help="what runs come to, from attempts to use"), _add_admin)
-    add_runs(commands.add_parser("runs", help="runs of workflows: list, show"), _add_admin)
+    if is_installed("gateway.features.runs"):
+        add_workflows(commands.add_parser("workflows", help="what runs come to, from attempts to use"), _add_admin)
+        add_runs(commands.add_parser("runs", help="runs of workflows: list, show"), _add_admin)
     if is_installed("gateway.products.batches"):
         add_batch(commands.add_parser("batch", help="run a file of requests as a batch, and fetch its answers"))
     if is_installed("gateway.products.pipelines"):

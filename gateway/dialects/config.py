@@ -18,14 +18,11 @@ from gateway.core.config.fields import Count, Flag, Text
 from gateway.core.config.product_sections import ConfigReading, SectionSpec, Settings
 from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document, Problem, quoted, read_document
-from gateway.core.snapshot import HasSettings, PolicySnapshot, Provider, Setting, with_settings
-from gateway.core.types import Conversions, FindUnsupportedFields, Upstream
+from gateway.core.snapshot import HasSettings, PolicySnapshot, Provider, Setting, Target, with_settings
+from gateway.core.types import THINKING, Conversions, FindUnsupportedFields, Upstream
 from gateway.dialects import addresses
 from gateway.dialects.known import ListedModels, ModelTable, Row, in_order
 from gateway.dialects.price_list import price_finder
-from gateway.core.snapshot import HasSettings, PolicySnapshot, Provider, Setting, Target, with_settings
-from gateway.core.types import THINKING, Conversions, FindUnsupportedFields, Upstream
-from gateway.dialects.known import LISTS, ListedModels, ModelTable, Row, in_order
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
 from gateway.dialects.tokenizers import load_tokenizers
 

@@ -21,8 +21,7 @@ from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import Policies, PolicySnapshot, Provider
 from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, JobSettings
 from gateway.drivers.outward import AddressGuard, open_outwards
-from gateway.features.runs.steps import StepCalls
-from gateway.features.runs.table import DurableRuns, RunsOfWork, RunTable
+from gateway.features.run_port import RunPort
 from gateway.installed import is_installed
 from gateway.products.jobs.admin import job_admin_routes
 from gateway.products.jobs.answers_http import EventReaders
@@ -47,6 +46,9 @@ from gateway.products.responses.store import KeptBounds
 from gateway.products.work import JobWork, durable_routes
 
 # One that is not here is left out.
+if is_installed("gateway.features.runs"):
+    from gateway.features.runs.steps import StepCalls
+    from gateway.features.runs.table import DurableRuns, RunTable
 if is_installed("gateway.products.batches"):
     from gateway.products.batches.native.providers import HttpProviderBatches
 if is_installed("gateway.products.pipelines"):
@@ -72,11 +74,11 @@ class DurableWork:
         self,
         policies: Policies,
         pipeline: Pipeline,
-        runs: RunTable,
-        steps: StepCalls,
+        runs: RunTable | None,
+        steps: StepCalls | None,
         meter: JobMeter,
         *,
-        runs_of_work: RunsOfWork,
+        runs_of_work: RunPort,
         kept_clock: Clock,
         transport_of: Callable[[Provider], httpx.AsyncBaseTransport],
         may_begin: Callable[[], bool],
@@ -115,8 +117,10 @@ class DurableWork:
             return deliveries_of(ended, WEBHOOKS.of(policies.current)) if has_webhooks else ()
 
         async def last_users(grace_s: float) -> None:
-            await steps.drain(grace_s)
-            await runs.tick()  # what steps have cost is told to their runs
+            if steps is not None:
+                await steps.drain(grace_s)
+            if runs is not None:
+                await runs.tick()  # what steps have cost is told to their runs
 
         if settings.redis is not None and settings.files == IN_REDIS:
             blobs = open_redis_blobs(settings.redis, settings.accept)
@@ -148,8 +152,9 @@ class DurableWork:
             last_users=last_users,
         )
         # Steps and their runs are kept in the store of jobs, whose work needs the pipeline: so they get the store only here.
-        steps.kept.open, steps.kept.write_behind = work.engine.store, runs.write_behind
-        runs.durable = DurableRuns(work.engine.store, work.engine.reader)
+        if steps is not None and runs is not None:
+            steps.kept.open, steps.kept.write_behind = work.engine.store, runs.write_behind
+            runs.durable = DurableRuns(work.engine.store, work.engine.reader)
         return work
 
     @property
@@ -193,7 +198,8 @@ class DurableWork:
         if work is not None and work.engine.opened is not None:
             meter.set_depth(work.engine.opened.depth(), work.clock.wall())
             meter.set_native_parts(work.native_parts())
-            meter.set_early_runs(work.engine.opened.runs.early)
+            if self._runs is not None:
+                meter.set_early_runs(work.engine.opened.runs.early)
             meter.set_early_responses(work.engine.opened.responses.early)
 
 

@@ -7,7 +7,7 @@ no files and batches, those of the provider of `passthrough` may be meant.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +19,11 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.snapshot import Key, Policies
 from gateway.drivers.durability import JobsOff
 from gateway.features.runs.step import STEP, no_step
+from gateway.installed import is_installed
+
+HAS_STEPS: Final = is_installed("gateway.features.runs")
+if HAS_STEPS:
+    from gateway.features.runs.step import STEP, no_step
 
 Serve = Callable[[Request], Awaitable[Response]]
 
@@ -94,7 +99,7 @@ def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | N
     A POST that calls itself a step is refused: it would be done anew each time, and who names steps relies on the contrary.
     """
     index = request_fields.index_headers(request.scope["headers"])
-    if STEP in index and request.method == "POST":
+    if HAS_STEPS and STEP in index and request.method == "POST":
         raise no_step()
     key, credential = request_fields.authenticate(policies.current, index)
     return key, request_fields.choose_tenant(key, index), credential

@@ -198,6 +198,7 @@ async def test_the_metrics_of_workflows_are_what_the_ledger_and_the_words_say(
         lambda url: config(tmp_path, url), emulator=EmulatorConfig(output_sigma=0.5, recorded_requests=10_000)
     )
     table = gateway.gateway._runs
+    assert table is not None
     tick = table.tick
     monkeypatch.setattr(table, "tick", AsyncMock())  # the test says when it is
     async with connect(gateway.url) as peer, connect(gateway.url) as other:

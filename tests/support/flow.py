@@ -31,15 +31,12 @@ from gateway.core.types import (
 from gateway.dialects.endpoints import CHAT as CHAT
 from gateway.dialects.endpoints import RESPONSES as RESPONSES
 from gateway.dialects.endpoints import SPEECH as SPEECH
-from gateway.features.reuse.outcome import CACHE_CONTROL, OUTCOME, SENT_KEY
-from gateway.features.grouping.rules import LINES_WINDOW_S, GroupRules
-from gateway.features.grouping.service import GROUP_RULES, GroupMetrics
 from gateway.features.identity import SENT_KEY
 from gateway.features.outcome import OUTCOME
-from gateway.features.output.service import OutputMetrics, set_rule
 from gateway.features.reuse.keys import CACHE_CONTROL
 from gateway.features.reuse.rules import CACHING, Caching
 from gateway.features.runs.step import PART
+from gateway.features.runs.steps import StepCalls
 from gateway.features.runs.table import RunTable
 from tests.support.stores import MemoryStore, Store, with_parts
 
@@ -260,6 +257,12 @@ class Bench:
         assert self.store is not None
         self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
         self.products = install_products(self.pipeline, with_parts(self.store), runs=runs, **self.metrics)
+
+    @property
+    def steps(self) -> StepCalls:
+        """The steps of runs."""
+        assert self.products.steps is not None
+        return self.products.steps
 
     @property
     def account(self) -> CallRecord:

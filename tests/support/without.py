@@ -143,7 +143,7 @@ async def serve(folder: Path) -> None:
     await gateway.start()
     ask = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     headers = {"authorization": "Bearer web-key-0123456789abcdef"}
-    async with AsyncClient(base_url=gateway.url, headers=headers, trust_env=False) as client:
+    async with AsyncClient(base_url=gateway.url, headers=headers, trust_env=False, timeout=30) as client:
         plain = await client.post("/v1/chat/completions", json=ask)
         assert plain.status_code == 200, plain.text
         assert plain.json()["choices"], plain.text

@@ -37,12 +37,9 @@ from gateway.core.config.product_sections import HAVE_EMBEDDINGS, ConfigReading,
 from gateway.core.config.schema import Entry, ModelEntry, check, check_part, check_sets
 from gateway.core.config.source import Document, Path, did_you_mean, quoted
 from gateway.core.snapshot import ExplainedRequest, Model, PolicySnapshot, Provider, Setting, Target, with_settings
-from gateway.core.types import THINKING, StoreBounds
-from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which, applies
-from gateway.core.snapshot import Model, PolicySnapshot, Provider, Setting, Target, with_settings
 from gateway.core.types import StoreBounds
 from gateway.drivers.store import LEASE_S
-from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which
+from gateway.features.reuse.rules import CACHING, LOCAL, Caching, ExactRule, SemanticRule, Which, applies
 from gateway.installed import is_installed
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")

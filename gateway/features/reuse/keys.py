@@ -13,15 +13,8 @@ from hashlib import sha256
 from math import inf
 from typing import Any, Final
 
-import orjson
-from gateway.core.call import Call
-from gateway.core.errors import CallerFault, GatewayError
-from gateway.core.openai.bodies import MultipartError, boundary_of
-from gateway.core.openai.headers import ACCOUNTS
-from gateway.core.openai.json_edit import outside_strings
-from gateway.core.call import Slot
+from gateway.core.call import Call, Slot
 from gateway.core.errors import GatewayError
-from gateway.core.snapshot import Request
 from gateway.features.identity import canonical, digest, flat_parts, sorted_json, telling_headers
 from gateway.features.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
 

@@ -19,11 +19,8 @@ from hashlib import sha256
 
 from gateway.core.answers import wants_usage
 from gateway.core.call import FALLBACK_ANSWER, INVALID_ANSWER, VARIANT, Call, Reply, deciding_attempt
-from gateway.core.clock import Clock, Timer
-from gateway.core.ledger import answer_headers, note_outcome
-from gateway.core.call import INVALID_ANSWER, VARIANT, Call, Reply, deciding_attempt
 from gateway.core.clock import Clock
-from gateway.core.ledger import answer_headers
+from gateway.core.ledger import answer_headers, note_outcome
 from gateway.core.openai.sse import split_events
 from gateway.core.ports import Later, result_or_default
 from gateway.core.types import Kept

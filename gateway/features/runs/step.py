@@ -16,9 +16,8 @@ from gateway.core.call import Call, Slot
 from gateway.core.errors import CallerFault, GatewayError, InvalidRequest
 from gateway.core.snapshot import Key
 from gateway.core.types import RawHeaders, Usage
-from gateway.features.reuse.keys import digest, fingerprint, owner_of
-from gateway.features.run_port import RunWords
 from gateway.features.identity import digest, fingerprint, owner_of
+from gateway.features.run_port import RunWords
 from gateway.features.runs.rules import (
     CALLER_OUTCOMES,
     KEY_WORKFLOW,

@@ -37,12 +37,6 @@ from gateway.core.relay import StreamBroken
 from gateway.dialects.conversion import last_response
 from gateway.dialects.last_word import LastWord
 from gateway.drivers.durability import JOB_SETTINGS, KEEP_RUNS_S, JobsOff, JobsUnavailable
-from gateway.drivers.store import Store
-from gateway.features.reuse.keys import ANYTHING
-from gateway.features.reuse.layers import LONGEST_POLL_S, OF_THE_ANSWER, POLL_S, RecordClaim, ReusePlan, claimed, is_stream, is_terminal
-from gateway.features.reuse.outcome import OUTCOME, SENT_KEY, CacheOutcome
-from gateway.features.reuse.rules import CACHING
-from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight
 from gateway.drivers.store import LEASE_S, LONGEST_POLL_S, POLL_S, RecordClaim, RecordToClaim, Store, claimed
 from gateway.features.identity import SENT_KEY
 from gateway.features.outcome import OF_THE_ANSWER, OUTCOME, CacheOutcome, is_stream, is_terminal
@@ -65,10 +59,6 @@ from gateway.features.runs.step import (
     step_record,
 )
 from gateway.features.single_flight import SharedAnswer, SingleFlight
-from gateway.products.jobs.model import JobsOff, JobsUnavailable
-from gateway.products.jobs.rules import JOBS
-from gateway.products.jobs.store import JobStore
-from gateway.products.pipelines.compile import PIPELINE
 
 FREE = (b"x-gateway-cost-usd", b"0.00000000")
 

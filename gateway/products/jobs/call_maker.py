@@ -19,13 +19,8 @@ from gateway.core.request_fields import LargeBodies, Peeked, RoutePlan, RoutePla
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.dialects.endpoints import WORK
-from gateway.features.reuse.outcome import SENT_KEY
-from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.features.identity import SENT_KEY
-from gateway.features.output.rules import CHECKED, OUTPUT, OutputRule
-from gateway.features.output.service import set_rule
-from gateway.features.runs.rules import KEY_WORKFLOW, WORKFLOWS
-from gateway.features.runs.step import PART, part_of
+from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.installed import is_installed
 from gateway.products.jobs.calls import STRICT, StoredRequest
 

@@ -20,10 +20,8 @@ from gateway.core.openai.headers import request_headers
 from gateway.core.request_fields import LargeBodies
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Lane, Server
-from gateway.features.reuse.outcome import SENT_KEY, read_idempotency_key
-from gateway.features.run_port import RunPort
 from gateway.features.identity import SENT_KEY, read_idempotency_key
-from gateway.features.runs.step import run_words
+from gateway.features.run_port import RunPort
 from gateway.products.jobs.answers_http import (
     POLL_AFTER_S,
     EventReaders,

@@ -24,6 +24,7 @@ from gateway.drivers.durability import Accept, JobsUnavailable
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.drivers.redis.partitions import MOST_PARTITIONS, JobDurability, JobPartitions
 from gateway.features.runs.redis import RedisRuns
+from gateway.installed import is_installed
 from gateway.products.batches.redis import RedisJobFiles
 from gateway.products.jobs import redis_acceptance as acceptance
 from gateway.products.jobs import redis_records as records
@@ -60,6 +61,10 @@ from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.redis import RedisEventLogs, RedisKeptResponses
 from gateway.products.responses.store import KeptBounds
+
+HAS_RUNS: Final = is_installed("gateway.features.runs")
+if HAS_RUNS:
+    from gateway.features.runs.redis import RedisRuns
 
 LEASE_S = 15.0
 CHECK_S = 600.0
@@ -110,7 +115,8 @@ class RedisJobStore:
         self._places = JobPlaces(self._partitions)
         kept_bounds = kept_bounds or KeptBounds()
         self.events = RedisEventLogs(self._partitions, self._places, self._background, replica, kept_bounds)
-        self.runs = RedisRuns(self._partitions, self._refuse_if_unfit, kept_bounds.run_bytes)
+        if HAS_RUNS:
+            self.runs = RedisRuns(self._partitions, self._refuse_if_unfit, kept_bounds.run_bytes)
         self.responses = RedisKeptResponses(self._partitions, self._refuse_if_unfit, kept_bounds)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)

@@ -17,10 +17,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.ledger import Accounts
 from gateway.drivers.durability import JobsUnavailable
-from gateway.features.reuse.layers import IDEMPOTENT
-from gateway.features.reuse.outcome import SENT_KEY
 from gateway.features.identity import IDEMPOTENT, SENT_KEY
-from gateway.features.runs.step import PART
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import DedupeConflict, Job, StoredAnswer

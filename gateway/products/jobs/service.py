@@ -14,12 +14,8 @@ import orjson
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, NotFound
-from gateway.features.reuse.keys import LARGE_BYTES, KeyReused, fingerprint, record_key
-from gateway.features.reuse.outcome import SENT_KEY
-from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.features.identity import LARGE_BYTES, SENT_KEY, KeyReused, fingerprint, record_key
-from gateway.features.runs.step import PART
-from gateway.products.batches.input import bare_provider
+from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,

@@ -12,14 +12,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from gateway.core.clock import Ahead, never_ahead
 from gateway.core.types import LANES, Lane
 from gateway.drivers.durable_file import FAILED, DurableFile
 from gateway.drivers.sqlite import Rest
 from gateway.drivers.sqlite_file import Connect
-from gateway.features.runs.sqlite import SqliteRuns
+from gateway.installed import is_installed
 from gateway.products.batches.sqlite import SqliteJobFiles
 from gateway.products.jobs import sqlite_rows, transitions
 from gateway.products.jobs.dead_letters import sqlite as dead_rows
@@ -50,6 +50,10 @@ from gateway.products.jobs.sqlite_rows import OPEN, STATES
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, written
 from gateway.products.responses.sqlite import SqliteEventLogs, SqliteKeptResponses
 from gateway.products.responses.store import KeptBounds
+
+HAS_RUNS: Final = is_installed("gateway.features.runs")
+if HAS_RUNS:
+    from gateway.features.runs.sqlite import SqliteRuns
 
 
 class SqliteJobStore:
@@ -93,7 +97,8 @@ class SqliteJobStore:
         kept_bounds = kept_bounds or KeptBounds()
         self.events = SqliteEventLogs(self._file, kept_bounds)
         self.responses = SqliteKeptResponses(self._file, wall, kept_bounds)
-        self.runs = SqliteRuns(self._file, wall, kept_bounds.run_bytes)
+        if HAS_RUNS:
+            self.runs = SqliteRuns(self._file, wall, kept_bounds.run_bytes)
         self._oldest: Oldest = {}
         self._is_ticking = False
         self._changes = 0

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from gateway.core.clock import Ahead, SharedClock, never_ahead
 from gateway.core.types import Lane, SharedState
 from gateway.drivers.blobs import DirectoryBlobs
-from gateway.features.runs.step import Runs
+from gateway.installed import is_installed
 from gateway.products.jobs.dead_letters.rules import DeadLetter, DeadLetters
 from gateway.products.jobs.model import (
     Accepted,
@@ -41,6 +41,9 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.store import EventLogs, KeptBounds, KeptResponses
+
+if is_installed("gateway.features.runs"):
+    from gateway.features.runs.step import Runs
 
 # --- the port of blobs: named bytes that outlive the process ---
 
@@ -185,7 +188,7 @@ class JobStore(Protocol):
 
     @property
     def runs(self) -> Runs:
-        """Returns the runs of this store."""
+        """Returns the runs of this store; where runs are not installed, there is nothing to return."""
         ...
 
     @property

@@ -16,12 +16,15 @@ from typing import Final
 from gateway.core.clock import Clock
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.run_port import NO_RUNS, RunEnd, RunPort
+from gateway.installed import is_installed
 from gateway.products.batches.output import batch_of_blob
 from gateway.products.jobs.dead_letters.rules import CLASS
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Following, Job, JobKind, JobState, NewJob
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore
+
+HAS_RUNS: Final = is_installed("gateway.features.runs")
 
 # --- cleaning, once a minute beside the work ---
 
@@ -79,7 +82,7 @@ class JobCleaning:
         for _ in range(MOST_STEPS):
             if await self._store.forget_ended(self._clock.wall() - self._keep_s(), AT_ONCE) < AT_ONCE:
                 break
-        for _ in range(MOST_STEPS):
+        for _ in range(MOST_STEPS if HAS_RUNS else 0):
             if await self._store.runs.trim(self._clock.wall() - self._keep_runs_s(), AT_ONCE) < AT_ONCE:
                 break
         for _ in range(MOST_STEPS):

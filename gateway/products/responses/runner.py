@@ -22,7 +22,6 @@ from gateway.core.errors import GatewayError
 from gateway.core.render import PASSING_CODES
 from gateway.dialects.conversion import as_stream
 from gateway.drivers.durability import JobsUnavailable
-from gateway.features.reuse.layers import is_stream
 from gateway.features.outcome import is_stream
 from gateway.products.jobs.calls import (
     CallServer,

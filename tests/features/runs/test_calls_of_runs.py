@@ -557,7 +557,7 @@ def test_replayed_steps_use_up_nothing_of_the_fuse() -> None:
     async def opened() -> MemoryJobStore:
         return jobs
 
-    bench.products.steps.kept.open = opened
+    bench.steps.kept.open = opened
 
     async def ask(name: str) -> None:
         part = part_in(rules, task=name)

@@ -69,7 +69,7 @@ def process(here: Town, view: View, body: bytes) -> Bench:
 
     runs = RunTable(bench.clock, lambda: WORKFLOWS.of(bench.policy))
     bench.build(runs=runs)
-    kept = bench.products.steps.kept
+    kept = bench.steps.kept
     runs.durable, kept.open, kept.write_behind = DurableRuns(opened, opened), opened, runs.write_behind
     return bench
 

@@ -81,7 +81,7 @@ def steps(*scripts: Script, jobs: JobStore | None = None, **fields: Any) -> tupl
     async def opened() -> JobStore:
         return store
 
-    bench.products.steps.kept.open = opened
+    bench.steps.kept.open = opened
     assert isinstance(store, FlakyJobs)
     return bench, store
 
@@ -157,7 +157,7 @@ async def test_twins_share_one_call() -> None:
     assert {body for _, body in replies} == {ANSWER}
     assert [REPLAYED in reply.headers for reply, _ in replies] == [False, True, True]
     assert b'"new"' in (await rerun)[1]
-    assert (sent(bench), len(bench.products.steps._flights)) == (2, 0)
+    assert (sent(bench), len(bench.steps._flights)) == (2, 0)
 
 
 async def test_who_leaves_stops_nothing_that_is_paid_for() -> None:
@@ -236,7 +236,7 @@ async def test_without_a_store_nothing_is_paid() -> None:
     jobs.is_gone, jobs.is_well = False, False
     with pytest.raises(JobsUnavailable, match="without 'x-gateway-step'"):
         await bench.serve(**step())
-    bench.products.steps.kept.open = None
+    bench.steps.kept.open = None
     with pytest.raises(JobsOff):
         await bench.serve(**step())
     assert sent(bench) == 0
@@ -259,7 +259,7 @@ async def test_an_answer_that_cannot_be_kept_is_held_and_not_given() -> None:
         reply, again = await bench.serve(**asked)
         assert (again, REPLAYED in reply.headers) == (body, True)
     await turns(200)
-    assert (sent(bench), bench.products.steps.kept._held) == (2, {})
+    assert (sent(bench), bench.steps.kept._held) == (2, {})
 
 
 async def test_an_answer_that_is_too_large_is_not_paid_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,13 +348,13 @@ async def test_steps_that_run_are_awaited_at_the_end() -> None:
     bench, jobs = steps(script, replace(gated(script=whole())[1]))
     serving = await begin(bench, **step())
     serving.cancel()
-    draining = asyncio.ensure_future(bench.products.steps.drain(5.0))
+    draining = asyncio.ensure_future(bench.steps.drain(5.0))
     await turns()
     gate.set()
     await draining
     assert len(jobs.kept) == 1
     hanging = await begin(bench, **step("hangs"))
-    await bench.products.steps.drain(0.0)
+    await bench.steps.drain(0.0)
     with pytest.raises((GatewayError, StreamBroken)):
         await hanging
     assert len(jobs.kept) == 1
@@ -365,14 +365,14 @@ async def test_a_held_answer_is_the_last_word_of_its_step() -> None:
     clock = HaltingClock()
     bench, jobs = steps(whole(), whole(b'{"choices": [{"message": {}}], "new": 1}'), clock=clock)
     await bench.serve(**step())
-    clock.halted, jobs.is_full = bench.products.steps.kept._tasks, True
+    clock.halted, jobs.is_full = bench.steps.kept._tasks, True
     asked = step(text="another", reruns=True)
     with pytest.raises(JobsUnavailable, match="held here"):
         await bench.serve(**asked)
     jobs.is_full = False
     reply, body = await bench.serve(**asked)
     assert (b'"new"' in body, REPLAYED in reply.headers, sent(bench)) == (True, True, 2)
-    await bench.products.steps.kept.aclose()
+    await bench.steps.kept.aclose()
 
 
 class HaltingClock(FakeClock):
@@ -395,7 +395,7 @@ async def test_a_held_answer_gives_its_claim_back_once_it_is_kept() -> None:
             await one.serve(**step())
     jobs.is_full = False
     await turns(50)
-    assert one.products.steps.kept._held == {}
+    assert one.steps.kept._held == {}
     assert REPLAYED in (await other.serve(**step()))[0].headers
     await other.serve(**step(text="another", reruns=True), deadline=other.clock.now + 10)
     assert (sent(one), sent(other)) == (1, 1)
