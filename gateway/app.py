@@ -76,6 +76,10 @@ from gateway.housekeeping import Housekeeping, Reloading
 from gateway.installed import is_installed
 from gateway.own_products import OWN_PRODUCTS
 from gateway.process import container_bytes
+from gateway.products.jobs.admin import job_admin_routes
+from gateway.products.jobs.answers_http import EventReaders
+from gateway.products.jobs.call_maker import CallMaker
+from gateway.products.jobs.dead_letters.http import dead_letter_routes
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.routes import absent_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front

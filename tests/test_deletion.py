@@ -27,16 +27,13 @@ DELETABLE = (
     "gateway.features.runs",
     "gateway.features.sdk_retries",
     "gateway.features.semantic",
+    "gateway.products.batches",
     "gateway.products.jobs.webhooks",
     "gateway.products.pipelines",
     "gateway.products.realtime",
 )
 """The products without which a gateway runs; where one goes, those that need it go with it (`NEEDS`)."""
 IN_THE_WAY: Final[dict[str, set[str]]] = {
-    "gateway.products.batches": {
-        "gateway.products.jobs",
-        "gateway.products.pipelines",
-    },
     "gateway.products.responses": {
         "dialects",
         "gateway.products.jobs",

@@ -16,8 +16,10 @@ from gateway.installed import is_installed
 from gateway.settings import MOST_WORKERS
 
 # The commands of a product that is not here are none.
+if is_installed("gateway.products.batches"):
+    from gateway.products.batches.cli_arguments import add_batch
 if is_installed("gateway.products.jobs"):
-    from gateway.products.jobs.cli_arguments import add_batch, add_dead_letters, add_jobs, add_webhooks
+    from gateway.products.jobs.cli_arguments import add_dead_letters, add_jobs, add_webhooks
 if is_installed("gateway.products.pipelines"):
     from gateway.products.pipelines.cli_arguments import add_pipelines
 if is_installed("gateway.features.runs"):

@@ -16,19 +16,10 @@ from gateway.core.snapshot import Policies
 from gateway.drivers.outward import Outward
 from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.installed import is_installed
-from gateway.products.batches.chunk import ChunkRunner
-from gateway.products.batches.files_http import FileRoutes
-from gateway.products.batches.finish import BatchChecks, BatchFinalizer, PartialFiles
-from gateway.products.batches.http import BatchRoutes, MergedLists
-from gateway.products.batches.native.service import NativeParts, PartCharges
-from gateway.products.batches.output import MODELS
-from gateway.products.batches.service import BatchService, FileService
 from gateway.products.jobs.answers_http import EventReaders
 from gateway.products.jobs.calls import (
     CallServer,
     MakeCall,
-    NativeAccounts,
-    ProviderBatches,
     ServeCall,
 )
 from gateway.products.jobs.dead_letters.redrive import RedriveFactory
@@ -36,6 +27,8 @@ from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLe
 from gateway.products.jobs.http import JobRoutes, ReadBody
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
+from gateway.products.jobs.model import Job, JobKind, NewJob, WriteResult
+from gateway.products.jobs.outward import Outward
 from gateway.products.jobs.rules import JOB_RULES, JOBS, DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of, run_of
 from gateway.products.jobs.service import JobService
@@ -51,6 +44,9 @@ from gateway.products.routes import absent_routes
 # What is accepted for one that is not here rests in the store.
 if is_installed("gateway.products.jobs.webhooks"):
     from gateway.products.jobs.webhooks.work import WebhookWork
+HAS_BATCHES: Final = is_installed("gateway.products.batches")
+if HAS_BATCHES:
+    from gateway.products.batches.work import BatchWork, Native, models_of
 HAS_PIPELINES: Final = is_installed("gateway.products.pipelines")
 if HAS_PIPELINES:
     from gateway.products.pipelines.advance import as_run
@@ -82,7 +78,7 @@ class JobWork:
         *,
         works: bool = True,
         waits: bool = True,
-        native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
+        native: Native | None = None,
         runs: RunPort = NO_RUNS,
         last_users: LastUsers | None = None,
     ) -> None:
@@ -90,9 +86,9 @@ class JobWork:
         `has_jobs`, `nothing`, `waits`, `last_users` the engine's; `outwards` lead to endpoints of the config, and guarded to
         all others.
 
-        `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
-        what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `runs` are those
-        that calls are parts of; they get what becomes of runs of pipelines.
+        `works` says whether jobs run here, or are only taken and shown. `native` is where lines of
+        batches may run besides; None: all run here. `runs` are those that calls are parts of; they get what becomes of runs of
+        pipelines.
         """
         self.runs = runs
         self._native = native
@@ -114,8 +110,10 @@ class JobWork:
         if is_installed("gateway.products.jobs.webhooks"):
             self.webhooks = WebhookWork(policies, clock, engine.reader, outwards, self._random.random)
         self.service = JobService(engine, clock, rules, price_of, draw, runs, as_run if HAS_PIPELINES else None)
-        self.files = FileService(engine, blobs, clock, lambda: JOBS.of(policies.current), draw)
-        self.partial = PartialFiles(engine.reader, blobs)
+        self.batches: BatchWork | None = None
+        """None: they are not installed."""
+        if HAS_BATCHES:
+            self.batches = BatchWork(policies, engine, blobs, clock, self.service.watchers, rules, draw)
         self._buffers = EventBuffers()
         self.responses = ResponseService(
             engine, clock, self.service.watchers, self._buffers, rules, self.rules_of, price_of, draw
@@ -123,10 +121,8 @@ class JobWork:
         self.foreground = ForegroundResponses(self.responses, clock.wall)
         self._server = CallServer(make_call, serve, clock, is_holding)
         self._response_server = CallServer(make_call, serve, clock, is_holding)
-        self.batches = BatchService(engine, self.service.watchers, clock, rules, draw)
         self.dead = DeadLetterService(engine, blobs, clock, rules, draw, self._usd_of)
         self.retries = JobRetries(self.dead, engine)
-        self._parts: NativeParts | None = None
 
     async def start(self) -> None:
         await self.engine.start()
@@ -140,12 +136,12 @@ class JobWork:
 
     def native_parts(self) -> Mapping[str, int]:
         """Returns how many parts of batches are at providers' own Batch APIs, by how far they have come."""
-        return {} if self._parts is None else self._parts.phases()
+        return {} if self.batches is None else self.batches.phases()
 
     def rules_of(self, job: Job) -> JobRules:
         """Returns the rules in force for a job: those that its model picks; of a batch, the one that all its lines name."""
         policy = self._policies.current
-        models = [job.model] if job.model else job.marks.get(MODELS, ())
+        models = [job.model] if job.model else models_of(job) if HAS_BATCHES else ()
         model = policy.find_model(models[0]) if len(models) == 1 else None
         rules = JOBS.of(policy).default if model is None else JOB_RULES.of(model)
         return rules_of_items(rules, job.about) if HAS_PIPELINES and AT_ONCE in job.about else rules
@@ -162,34 +158,25 @@ class JobWork:
 
         suspects = CrashSuspects(store, clock)
         calls = CallJobs(store, self._server, clock, rules_of, draw, suspects)
-        chunks = ChunkRunner(store, blobs, self._server, clock, rules_of, draw, self._may_begin, dead_lines)
-        checks = BatchChecks(store, blobs, self._policies, clock, rules_of, suspects)
-        ends = BatchFinalizer(store, blobs, clock, rules_of)
         redrives = RedriveJobs(store, RedriveFactory(store, blobs, clock, default), clock)
-        parts = self._parts = self._make_parts(store, chunks)
+        batches = None
+        if self.batches is not None:
+            batches = self.batches.pieces(
+                *(store, self._server, rules_of, draw, suspects, self._may_begin, dead_lines),
+                *(self._native, self._make_call, self.runs),
+            )
         changed = self.service.watchers.changed
         forgetting = ResponseMaintenance(store, clock)
         responses = ResponseJobs(
             store, self._response_server, clock, rules_of, draw, self._buffers, forgetting.ended, suspects
         )
 
-        async def run_batch(running: RunningWork) -> None:
-            work = running.work
-            if work.piece == CHECK:
-                await checks.run(running)
-            elif work.piece == FINALISE:
-                if parts is None or await parts.wind_up(running):
-                    await ends.run(running)
-                    chunks.forget(work.job.id)
-            else:
-                await (chunks if parts is None else parts).run(running)
-
         async def rest(running: RunningWork) -> None:
             await running.give_back(store, clock.wall() + REST_S)
 
         by_kind: Mapping[JobKind, RunPiece] = {
             JobKind.CALL: calls.run,
-            JobKind.BATCH: run_batch,
+            JobKind.BATCH: rest if batches is None else batches.run,
             JobKind.RESPONSE: responses.run,
             JobKind.DELIVERY: rest if self.webhooks is None else self.webhooks.deliveries(store).run,
             JobKind.REDRIVE: redrives.run,
@@ -214,7 +201,10 @@ class JobWork:
             return default().keep_runs_s
 
         sweep = BlobSweep(store, blobs, clock)
-        cleaning = JobCleaning(store, blobs, clock, keep_s, lambda: chunks.brakes.job_ids, chunks.forget, keep_runs_s)
+        if batches is None:
+            cleaning = JobCleaning(store, blobs, clock, keep_s, keep_runs_s=keep_runs_s)
+        else:
+            cleaning = JobCleaning(store, blobs, clock, keep_s, batches.remembered, batches.forget, keep_runs_s)
         keeping = DeadLetterKeeping(store, clock, default, self._meter)
         chores = (cleaning.run_always, sweep.run_always, keeping.run_always, forgetting.run_always)
         return JobWorker(store, run, clock, segments, self._meter, changed, self._may_begin, chores, self._write)
@@ -222,16 +212,6 @@ class JobWork:
     def _write(self, job: Job, write: Write) -> Awaitable[WriteResult]:
         run = run_of(job)
         return self.runs.write_behind(job.tenant, run, write) if run else write()
-
-    def _make_parts(self, store: JobStore, chunks: ChunkRunner) -> NativeParts | None:
-        if self._native is None:
-            return None
-        batches, accounts, price_of = self._native
-        blobs, clock, rules_of = self._blobs, self.clock, self.rules_of
-        charges = PartCharges(blobs, accounts, self._make_call, price_of, rules_of, clock)
-        return NativeParts(
-            *(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run, self.runs)
-        )
 
     def _run_pipelines(self, store: JobStore) -> RunPiece:
         children = RunChildren(self._blobs, self.rules_of, self._usd_of)
@@ -271,10 +251,8 @@ def durable_routes(
         return absent_routes(policies)
     routes = JobRoutes(policies, work.service, make_call, work.clock, readers, read_body, work.runs).routes()
     routes += ResponseRoutes(policies, work.responses, readers).routes()
-    if JOBS.of(policies.current).settings.takes_files:
-        lists = MergedLists(policies, work.clock, serve)
-        routes += FileRoutes(policies, work.files, work.partial, lists, relay).routes()
-        routes += BatchRoutes(policies, work.batches, readers, lists, relay).routes()
+    if work.batches is not None and JOBS.of(policies.current).settings.takes_files:
+        routes += work.batches.routes(serve, readers, relay)
     return sorted(routes, key=lambda route: not _is_polled(route))
 
 

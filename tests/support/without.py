@@ -50,6 +50,10 @@ def config_of(base_url: str, **changes: Any) -> dict[str, Any]:
     }
 
 
+PARTS = {"gateway.products.batches": "batches", "gateway.products.responses": "responses"}
+"""The sections of jobs.yaml that are only for a product."""
+
+
 def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each key of a config that is only for the package, with what names it; writes its policy files."""
     from gateway.sections import PRODUCT_SECTIONS  # once the package is blocked
@@ -67,6 +71,10 @@ def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]
                 (folder / "policies" / name).mkdir(parents=True)
                 (folder / "policies" / name / "one.yaml").write_text("{}")
                 yield f"{name}/one.yaml", {"file": {"policies": "policies"}}
+    if package in PARTS:
+        (folder / "policies").mkdir(exist_ok=True)
+        (folder / "policies" / "jobs.yaml").write_text(f"default: {{{PARTS[package]}: {{}}}}")
+        yield f"default.{PARTS[package]}", {"file": {"policies": "policies"}}
 
     for name, section in PARTS_OF_FILES.get(package, {}).items():
         (folder / "policies").mkdir(exist_ok=True)

@@ -29,7 +29,7 @@ from gateway.drivers.durability import JobsUnavailable
 from gateway.installed import is_installed
 from gateway.products.batches import output
 from gateway.products.batches.finish import write_chunk
-from gateway.products.batches.input import ChunkInput, InputLine, lines_of, read_custom_id, read_line
+from gateway.products.batches.input import ChunkInput, InputLine, lines_of
 from gateway.products.batches.output import (
     BROKEN,
     ENDPOINT,
@@ -44,6 +44,8 @@ from gateway.products.batches.output import (
 from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED, CallServer, Outcome, TryResult, attempts_allowed, backoff_s
 from gateway.products.jobs.dead_letters.rules import POISON, DeadLetter, is_dead_class, letter_of_line
 from gateway.products.jobs.model import ClaimedWork, Job, JobError, JobFlag, JobState, LineResult, WriteResult, line_id
+from gateway.products.jobs.lines import read_custom_id, read_line
+from gateway.products.jobs.model import ClaimedWork, Job, JobError, JobFlag, JobState, JobsUnavailable, LineResult, WriteResult, line_id
 from gateway.products.jobs.rules import DeadLines, JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork

@@ -27,11 +27,11 @@ from gateway.products.batches.input import (
     line_rules,
     lines_of,
     plan_chunks,
-    read_custom_id,
 )
 from gateway.products.batches.native.rules import plan_parts
 from gateway.products.batches.output import LineIdentity, chunk_blob, stopped_line
 from gateway.products.batches.service import blob_of
+from gateway.products.jobs.lines import read_custom_id
 from gateway.products.jobs.model import (
     ChunkResult,
     ClaimedWork,

@@ -77,12 +77,6 @@ def batch_folder(job_id: str) -> str:
     return f"batch/{job_id}"
 
 
-def batch_of_blob(name: str) -> str:
-    """Returns the batch that needs a blob on its way; empty: it is no batch's."""
-    kind, _, rest = name.partition("/")
-    return rest.partition("/")[0] if kind == "batch" else ""
-
-
 def index_blob(job_id: str) -> str:
     return f"{batch_folder(job_id)}/index"
 

@@ -1,6 +1,6 @@
-"""What the worker needs of others: outcomes judged, calls made of stored requests, providers' Batch APIs.
+"""What the worker needs of others: outcomes judged, and calls made of stored requests.
 
-In this order: the outcomes; the ports of calls and of providers' Batch APIs; and one request through the pipeline, which calls
+In this order: the outcomes; the ports of calls; and one request through the pipeline, which calls
 and lines share.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -30,12 +30,13 @@ from gateway.core.errors import (
 )
 from gateway.core.ledger import known_usd
 from gateway.core.retry_budgets import attempts_by_cost
-from gateway.core.snapshot import Key, Provider
 from gateway.core.types import ErrorClass, Lane, Usage
 from gateway.dialects import shapes
 from gateway.features.identity import KeyInUse, KeyReused
 from gateway.features.run_port import RunWords
 from gateway.products.batches.native.formats import RemoteBatch
+from gateway.features.reuse.keys import KeyInUse, KeyReused
+from gateway.features.runs.rules import RunBudgetExceeded, RunChange, RunWords
 from gateway.products.jobs.model import Job, JobError, StoredAnswer
 from gateway.products.jobs.rules import JobRules
 
@@ -123,7 +124,7 @@ def attempts_allowed(rules: JobRules, cost_usd: float | None) -> int:
     return attempts_by_cost(rules.by_cost, cost_usd, rules.attempts)
 
 
-# --- ports: calls made of stored requests, and providers' Batch APIs ---
+# --- ports: calls made of stored requests ---
 
 STRICT = b"x-gateway-strict", b"true"
 """Goes with the headers of a stored call that may lose nothing on its way; it is not for providers."""
@@ -217,99 +218,6 @@ class ServeCall(Protocol):
 
     def __call__(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """Serves the call. Raises GatewayError."""
-        ...
-
-
-class NativeAccounts(Protocol):
-    """What keys may spend, where no call is made of it."""
-
-    def is_spent(self, key: Key) -> bool:
-        """Returns whether the key has nothing left of its budget."""
-        ...
-
-    def paid(self, key: Key, usd: float) -> None:
-        """Books what was paid on the key's account."""
-        ...
-
-    @property
-    def outlives(self) -> bool:
-        """Returns whether what is booked is known to whoever comes after this process."""
-        ...
-
-    async def charge(self, key: Key, usd: float) -> int | None:
-        """Books ahead what is going to be paid; returns the day it counts for. None: the budget has not so much left."""
-        ...
-
-    def correct(self, key: str, day: int, usd: float) -> None:
-        """Corrects what was charged on a day by so much (below 0: less was spent). A day that is over gives nothing back."""
-        ...
-
-
-class ProviderBatches(Protocol):
-    """Providers' own Files and Batch APIs, with the credentials of the config.
-
-    Every method raises ProviderRefused, or Unreachable where there was no answer, or one that says nothing: then what was
-    asked may have been done.
-    """
-
-    async def upload(self, provider: Provider, filename: str, size: int, content: AsyncIterator[bytes]) -> str:
-        """Uploads the input file of a batch, of so many bytes; returns its id."""
-        ...
-
-    async def find_file(self, provider: Provider, filename: str, not_before: float) -> str | None:
-        """Returns the id of the input file of that name; older ones than `not_before` are not looked at."""
-        ...
-
-    async def create(
-        self, provider: Provider, file_id: str, endpoint: str, part: str, may_send: Callable[[], bool]
-    ) -> RemoteBatch:
-        """Makes a batch that can be recognised by `part`, unless `may_send`, asked as the last thing before, says no.
-
-        Raises NeverSent where nothing was asked of the provider.
-        """
-        ...
-
-    async def submit(
-        self, provider: Provider, size: int, content: AsyncIterator[bytes], may_send: Callable[[], bool]
-    ) -> RemoteBatch:
-        """Makes a batch of lines that go along, `size` bytes of them; `may_send` is asked before each piece is sent.
-
-        Raises NeverSent where not all of them were: then there is no batch.
-        """
-        ...
-
-    async def find_submitted(
-        self,
-        provider: Provider,
-        is_ours: Callable[[str], bool],
-        lines: int,
-        others: Collection[str],
-        not_before: float,
-    ) -> RemoteBatch | None:
-        """Returns the batch of so many lines that went along, by their names; `others` are known to be somebody else's.
-
-        Raises PendingResult where one that may be it tells nothing of its lines yet.
-        """
-        ...
-
-    async def find_batch(self, provider: Provider, part: str, file_id: str, not_before: float) -> RemoteBatch | None:
-        """Returns the batch that was made for `part`, or of that file where the provider keeps no metadata."""
-        ...
-
-    async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
-        """Returns a batch as it is now."""
-        ...
-
-    async def cancel(self, provider: Provider, batch_id: str) -> None:
-        """Asks a batch to stop."""
-        ...
-
-    def content(self, provider: Provider, file_id: str) -> AsyncIterator[bytes]:
-        """Yields the bytes of a file; what comes before an error is good."""
-        ...
-
-    async def remove(self, provider: Provider, file_id: str) -> None:
-        """Removes a file; one that is not there is removed."""
         ...
 
 

@@ -586,3 +586,12 @@ MESSAGE_ID: Final = "webhook_id"
 """The `webhook-id` of a delivery that is made again, in `about`; of the first one it is the job's own."""
 DELIVERY_DEADLINE_S: Final = 7 * 86_400.0
 """What was not delivered by then, because its endpoint was disabled, throttled or gone from the config, never is."""
+
+
+# --- the blobs that a batch needs on its way ---
+
+
+def batch_of_blob(name: str) -> str:
+    """Returns the batch that needs a blob on its way; empty: it is no batch's."""
+    kind, _, rest = name.partition("/")
+    return rest.partition("/")[0] if kind == "batch" else ""

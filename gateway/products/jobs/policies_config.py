@@ -30,7 +30,7 @@ from gateway.core.config.fields import (
 )
 from gateway.core.config.retries import CostEntry
 from gateway.core.config.schema import Entry, check, check_part, check_sets
-from gateway.core.config.source import Document, Path, did_you_mean
+from gateway.core.config.source import Document, Path, did_you_mean, quoted
 from gateway.core.types import LANES, ErrorClass
 from gateway.installed import is_installed
 from gateway.products.jobs.rules import (
@@ -50,8 +50,8 @@ from gateway.products.jobs.rules import (
 from gateway.products.responses.rules import StoreMode
 
 HAS_WEBHOOKS: Final = is_installed("gateway.products.jobs.webhooks")
-if HAS_WEBHOOKS:
-    pass
+PARTS: Final = {"batches": "gateway.products.batches", "responses": "gateway.products.responses"}
+"""The sections of a set that are only for a product, by their names."""
 
 _BUILT_IN: Final = JobRules()
 _BATCHES: Final = BatchRules()
@@ -180,6 +180,9 @@ def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:
         for one in _OF_ALL:
             if one in entry.model_fields_set:
                 document.complain((name, one), "concerns all jobs at once: only the set `default` can say it")
+    for one, package in PARTS.items():
+        if document is not None and one in entry.model_fields_set and not is_installed(package):
+            document.complain((name, one), f"{quoted(one)} is not installed")
     backoff = check_part(JobBackoffEntry, document, (name, "backoff"))
     keep = check_part(KeepEntry, document, (name, "keep"))
     dead = check_part(DeadLettersEntry, document, (name, "dead_letters"))

@@ -58,6 +58,8 @@ from gateway.products.jobs.redis_acceptance import (
     RedisWrites,
 )
 from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
+from gateway.products.jobs.redis_files import RedisJobFiles
+from gateway.products.jobs.redis_partitions import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
 from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.redis import RedisEventLogs, RedisKeptResponses
 from gateway.products.responses.store import KeptBounds

@@ -10,6 +10,8 @@ from gateway.core.balancing import Backoff, CostRule
 from gateway.core.snapshot import Setting
 from gateway.core.types import Lane
 from gateway.drivers.durability import JobSettings
+from gateway.core.snapshot import Provider, Setting
+from gateway.core.types import EMULATOR, Lane, SharedState
 from gateway.products.responses.rules import StoreMode
 
 _BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)
@@ -204,3 +206,16 @@ WEBHOOK_SEGMENT: Final = "webhooks:"
 """The deliveries to an endpoint are a segment of jobs of their own, so that a slow endpoint delays only itself: this, and its
 name.
 """
+
+
+# --- providers' own Batch APIs ---
+
+
+def has_batch_api(provider: Provider) -> bool:
+    """Returns whether a provider of this dialect may have a Batch API that is known here."""
+    return provider.dialect in ("openai", "azure", "anthropic")
+
+
+def may_take(provider: Provider) -> bool:
+    """Returns whether the gateway itself has an account there: a caller's own credential is not kept."""
+    return provider.api_key is not None or provider.base_url.startswith(EMULATOR)

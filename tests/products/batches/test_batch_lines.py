@@ -22,8 +22,8 @@ from gateway.products.batches.input import (
     check_line,
     pack_entry,
     read_index,
-    read_line,
 )
+from gateway.products.jobs.lines import read_line
 from gateway.products.jobs.rules import BatchRules
 from tests.rows import rows
 

@@ -1,6 +1,7 @@
 """Batches and their lines as providers' own Batch APIs spell them. What these say is believed only as far as it can be checked.
 
-First a batch and its lines in OpenAI's words, then in Anthropic's, which are read into the same values. Our name of a line is
+First a batch and its lines in OpenAI's words, then in Anthropic's, which are read into the same values; last the ports of who
+calls these APIs. Our name of a line is
 the line's id, whose number says where its result belongs: what its owner calls it, which may be as long as 512 characters or
 not be fit for everybody, stays at home.
 
@@ -10,14 +11,15 @@ https://platform.claude.com/docs/en/api/messages/batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
 from gateway.core.limits.headers import rfc3339
 from gateway.core.openai.json_edit import find_fields, with_model
 from gateway.core.openai.usage import add_beside, read_usage
+from gateway.core.snapshot import Key, Provider
 from gateway.core.types import Usage
 
 PART: Final = "gateway_part"
@@ -240,3 +242,99 @@ def _counts(value: Mapping[str, Any]) -> dict[str, int]:
 def _time(value: object) -> float:
     """Returns a time as seconds since 1970; 0.0: it is none."""
     return (rfc3339(value.encode(errors="replace")) if isinstance(value, str) else None) or 0.0
+
+
+# --- ports: what keys may spend there, and the Batch APIs themselves ---
+
+
+class NativeAccounts(Protocol):
+    """What keys may spend, where no call is made of it."""
+
+    def is_spent(self, key: Key) -> bool:
+        """Returns whether the key has nothing left of its budget."""
+        ...
+
+    def paid(self, key: Key, usd: float) -> None:
+        """Books what was paid on the key's account."""
+        ...
+
+    @property
+    def outlives(self) -> bool:
+        """Returns whether what is booked is known to whoever comes after this process."""
+        ...
+
+    async def charge(self, key: Key, usd: float) -> int | None:
+        """Books ahead what is going to be paid; returns the day it counts for. None: the budget has not so much left."""
+        ...
+
+    def correct(self, key: str, day: int, usd: float) -> None:
+        """Corrects what was charged on a day by so much (below 0: less was spent). A day that is over gives nothing back."""
+        ...
+
+
+class ProviderBatches(Protocol):
+    """Providers' own Files and Batch APIs, with the credentials of the config.
+
+    Every method raises ProviderRefused, or Unreachable where there was no answer, or one that says nothing: then what was
+    asked may have been done.
+    """
+
+    async def upload(self, provider: Provider, filename: str, size: int, content: AsyncIterator[bytes]) -> str:
+        """Uploads the input file of a batch, of so many bytes; returns its id."""
+        ...
+
+    async def find_file(self, provider: Provider, filename: str, not_before: float) -> str | None:
+        """Returns the id of the input file of that name; older ones than `not_before` are not looked at."""
+        ...
+
+    async def create(
+        self, provider: Provider, file_id: str, endpoint: str, part: str, may_send: Callable[[], bool]
+    ) -> RemoteBatch:
+        """Makes a batch that can be recognised by `part`, unless `may_send`, asked as the last thing before, says no.
+
+        Raises NeverSent where nothing was asked of the provider.
+        """
+        ...
+
+    async def submit(
+        self, provider: Provider, size: int, content: AsyncIterator[bytes], may_send: Callable[[], bool]
+    ) -> RemoteBatch:
+        """Makes a batch of lines that go along, `size` bytes of them; `may_send` is asked before each piece is sent.
+
+        Raises NeverSent where not all of them were: then there is no batch.
+        """
+        ...
+
+    async def find_submitted(
+        self,
+        provider: Provider,
+        is_ours: Callable[[str], bool],
+        lines: int,
+        others: Collection[str],
+        not_before: float,
+    ) -> RemoteBatch | None:
+        """Returns the batch of so many lines that went along, by their names; `others` are known to be somebody else's.
+
+        Raises PendingResult where one that may be it tells nothing of its lines yet.
+        """
+        ...
+
+    async def find_batch(self, provider: Provider, part: str, file_id: str, not_before: float) -> RemoteBatch | None:
+        """Returns the batch that was made for `part`, or of that file where the provider keeps no metadata."""
+        ...
+
+    async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
+        """Returns a batch as it is now."""
+        ...
+
+    async def cancel(self, provider: Provider, batch_id: str) -> None:
+        """Asks a batch to stop."""
+        ...
+
+    def content(self, provider: Provider, file_id: str) -> AsyncIterator[bytes]:
+        """Yields the bytes of a file; what comes before an error is good."""
+        ...
+
+    async def remove(self, provider: Provider, file_id: str) -> None:
+        """Removes a file; one that is not there is removed."""
+        ...

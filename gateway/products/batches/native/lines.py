@@ -42,21 +42,22 @@ from gateway.dialects.shapes import for_openai
 from gateway.dialects.target_languages import Conversion, TargetLanguages
 from gateway.dialects.upstream import ConversationWire
 from gateway.drivers.outward import Unreachable
-from gateway.products.batches.input import (
-    MOST_LINE_BYTES,
-    ChunkInput,
-    InputLine,
-    LineCutter,
-    key_named,
-    read_custom_id,
-    read_line,
-)
+from gateway.products.batches.input import MOST_LINE_BYTES, ChunkInput, InputLine, LineCutter, key_named, read_custom_id, read_line
+from gateway.products.batches.input import MOST_LINE_BYTES, ChunkInput, InputLine, LineCutter, key_named
 from gateway.products.batches.input import lines_of as numbers_of
-from gateway.products.batches.native.formats import ProviderAnswer, ProviderRefused, part_line, read_answer, read_result
+from gateway.products.batches.native.formats import (
+    NativeAccounts,
+    ProviderAnswer,
+    ProviderBatches,
+    ProviderRefused,
+    part_line,
+    read_answer,
+    read_result,
+)
 from gateway.products.batches.native.rules import Part
 from gateway.products.batches.output import ENDPOINT, MODELS, LineIdentity, answered_line, part_blob, plan_of
-from gateway.products.jobs.calls import NativeAccounts, ProviderBatches
 from gateway.products.jobs.dead_letters.rules import DEAD_CLASSES
+from gateway.products.jobs.lines import read_custom_id, read_line
 from gateway.products.jobs.model import FINALISE, Job, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, BatchRules
 from gateway.products.jobs.store import Blobs, JobStore

@@ -16,11 +16,13 @@ from typing import Any, Final, NamedTuple
 
 from gateway.core.snapshot import CHECKS_ANSWERS, PolicySnapshot, Provider, Target
 from gateway.core.types import EMULATOR
+from gateway.core.snapshot import PolicySnapshot, Provider, Target
+from gateway.features.output.rules import OUTPUT
 from gateway.products.batches.input import key_named
 from gateway.products.batches.native.formats import RemoteBatch
 from gateway.products.batches.output import ENDPOINT, MODELS
 from gateway.products.jobs.model import ChunkPlan, Job
-from gateway.products.jobs.rules import BatchRules
+from gateway.products.jobs.rules import BatchRules, has_batch_api, may_take
 
 # --- the lines that may go to a provider's own Batch API, and to whose; asked again before each part is sent ---
 
@@ -118,20 +120,10 @@ def _has(provider: Provider, target: Target, endpoint: str) -> bool:
     )
 
 
-def has_batch_api(provider: Provider) -> bool:
-    """Returns whether a provider of this dialect may have a Batch API that is known here."""
-    return provider.dialect in ("openai", "azure", "anthropic")
-
-
 def weight_of(policy: PolicySnapshot, target: Target, split: Mapping[str, int]) -> int:
     """Returns the weight of a target's provider, which a split names by its name in the config."""
     provider = policy.providers[target.provider]
     return split.get(provider.group or provider.name, 0) if split else 1
-
-
-def may_take(provider: Provider) -> bool:
-    """Returns whether the gateway itself has an account there: a caller's own credential is not kept."""
-    return provider.api_key is not None or provider.base_url.startswith(EMULATOR)
 
 
 def _turn(weights: Sequence[int], number: int) -> int:

@@ -25,8 +25,17 @@ from gateway.drivers.durability import JobsUnavailable
 from gateway.drivers.outward import Unreachable
 from gateway.features.run_port import NO_RUNS, RunPort
 from gateway.products.batches.input import key_named, lines_of, read_line
+from gateway.products.batches.input import key_named, lines_of
 from gateway.products.batches.native import rules as parts
-from gateway.products.batches.native.formats import FULL, NeverSent, PendingResult, ProviderRefused, number_of
+from gateway.products.batches.native.formats import (
+    FULL,
+    NativeAccounts,
+    NeverSent,
+    PendingResult,
+    ProviderBatches,
+    ProviderRefused,
+    number_of,
+)
 from gateway.products.batches.native.lines import (
     ClaimLost,
     LineTranslator,
@@ -50,7 +59,6 @@ from gateway.products.batches.native.rules import (
     Unsure,
     UploadedFile,
     is_inline,
-    may_take,
     model_at,
     target_of,
 )
@@ -67,6 +75,11 @@ from gateway.products.batches.output import (
 from gateway.products.jobs.calls import MakeCall, NativeAccounts, ProviderBatches
 from gateway.products.jobs.model import Job, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
+from gateway.products.jobs.calls import AddToRun, MakeCall, add_to_no_run
+from gateway.products.jobs.lines import read_line
+from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
+from gateway.products.jobs.outward import Unreachable
+from gateway.products.jobs.rules import USUAL_FACTOR, JobRules, may_take
 from gateway.products.jobs.runner import run_of
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork

@@ -13,7 +13,6 @@ import orjson
 
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
-from gateway.products.batches.input import read_line
 from gateway.products.jobs.dead_letters.rules import (
     CLASS,
     REDRIVES,
@@ -23,6 +22,7 @@ from gateway.products.jobs.dead_letters.rules import (
     LetterPage,
     LetterState,
 )
+from gateway.products.jobs.lines import read_line
 from gateway.products.jobs.model import (
     DELIVERY,
     DELIVERY_DEADLINE_S,

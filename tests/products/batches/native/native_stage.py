@@ -24,10 +24,11 @@ from gateway.features.run_port import RunPort, ServedLines
 from gateway.features.runs.rules import RunChange, lines_change
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry
+from gateway.products.batches.native.formats import ProviderBatches
 from gateway.products.batches.native.rules import plan_parts
 from gateway.products.batches.native.service import NativeParts, PartCharges
 from gateway.products.batches.output import INDEX, INPUT, LINES_PER_CHUNK, MODELS, NATIVE, PARALLEL
-from gateway.products.jobs.calls import CallServer, ProviderBatches
+from gateway.products.jobs.calls import CallServer
 from gateway.products.jobs.model import CHECK, FINALISE, ClaimedWork, Job, JobEnd, JobKind, JobState
 from gateway.products.jobs.rules import BatchRules, JobRules, NativeRules, SegmentRules
 from gateway.products.jobs.worker import JobWorker, RunningWork
