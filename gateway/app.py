@@ -82,6 +82,14 @@ from gateway.products.jobs.call_maker import CallMaker
 from gateway.products.jobs.dead_letters.http import dead_letter_routes
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.routes import absent_routes
+from gateway.products.jobs.model import Job, NewJob
+from gateway.products.jobs.outward import AddressGuard, open_outwards
+from gateway.products.jobs.respond_async import AsyncAnswers
+from gateway.products.jobs.response_store import KeptBounds
+from gateway.products.jobs.rules import IN_REDIS, JOBS, JobSettings
+from gateway.products.jobs.store import JobStore, copier_of, has_jobs, no_jobs, open_blobs, open_jobs, open_redis_blobs, open_redis_jobs
+from gateway.products.jobs.upkeep import CountedEnds
+from gateway.products.work import JobWork, durable_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS
 from gateway.settings import Settings
@@ -114,6 +122,8 @@ if is_installed("gateway.products.realtime"):
     from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
     from gateway.products.realtime.service import RealtimeMetrics, RealtimeSessions
     from gateway.products.realtime.upstream import SocketWire
+if is_installed("gateway.products.responses"):
+    from gateway.products.responses.http import ResponseEndpoint
 if is_installed("gateway.products.responses.socket"):
     from gateway.products.responses.socket import ResponseSocketDoor, ResponseSocketMetrics
 
@@ -470,13 +480,15 @@ class Gateway:
             *([] if self._runs is None else RunRoutes(self._policies, self._runs, self._kept_clock).routes()),
         ]
         sockets = None
-        if self._realtime is not None and is_installed("gateway.products.responses.socket"):
+        if self._realtime is not None:
             self._realtime.present = lambda: self._policies.current
             of_sockets = (self._policies, meter, self._clock, self._inflight)
             targets = SocketTargets(lambda provider, model: SocketWire(provider, model, self._pools))
             sockets = SocketDoors(
                 RealtimeEndpoint(self._realtime, edge.intake, targets, meter, self._clock, self._inflight),
-                ResponseSocketDoor(edge, RESPONSES, *of_sockets),
+                ResponseSocketDoor(edge, RESPONSES, *of_sockets)
+                if is_installed("gateway.products.responses.socket")
+                else None,
             )
         admin = policy.server.admin_listen
         if self._only_works:  # it is asked for its health there: the options first, then the port of operators

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Final
 
 from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
@@ -22,9 +23,6 @@ from gateway.stores import in_memory
 # Where it is not here, nothing of it is around calls.
 if is_installed("gateway.products.jobs"):
     from gateway.products.durable import around_calls_of
-
-if is_installed("gateway.products.pipelines"):
-    pass
 
 if is_installed("gateway.features.runs"):
     from gateway.features.runs.rules import WORKFLOWS

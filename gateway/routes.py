@@ -56,7 +56,7 @@ class SocketDoors(NamedTuple):
     """Who opens WebSockets."""
 
     realtime: RealtimeEndpoint
-    responses: ResponseSocketDoor
+    responses: ResponseSocketDoor | None
 
 
 class Served:
@@ -131,9 +131,11 @@ def build_front(
     routes += [Route(path, Served(edge, endpoint), methods=["POST"]) for path, endpoint in hot.items()]
     session_paths: tuple[str, ...] = ()
     if sockets is not None:
-        session_paths = PATHS + SOCKET_PATHS
+        session_paths = PATHS
         routes += [Route(path, sockets.realtime, methods=["GET"]) for path in PATHS]
-        routes = [*(Upgrade(path, sockets.responses, methods=["GET"]) for path in SOCKET_PATHS), *routes]
+        if sockets.responses is not None:
+            session_paths += SOCKET_PATHS
+            routes = [*(Upgrade(path, sockets.responses, methods=["GET"]) for path in SOCKET_PATHS), *routes]
     routes += generate_routes(GenerateDoor(edge, meter), policies)
     routes.append(PassThrough(policies, Served(edge, request_fields.OTHER)))
     return Front(edge, hot, build_app(routes, meter), session_paths)

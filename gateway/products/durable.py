@@ -170,8 +170,8 @@ class DurableWork:
             products.append(PipelineAnswers(jobs, accounts, clock))
         if work is not None:
             products.append(AsyncAnswers(work.service, accounts, work.clock, self._meter))
-            if is_installed("gateway.products.responses"):
-                products.append(ResponseEndpoint(accounts, work.responses, work.foreground, self._readers))
+            if (responses := work.responses) is not None:
+                products.append(ResponseEndpoint(accounts, responses.service, responses.foreground, self._readers))
         return products
 
     def routes(self, relay: ASGIApp, read_body: ReadBody) -> list[BaseRoute]:

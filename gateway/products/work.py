@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
@@ -35,10 +35,6 @@ from gateway.products.jobs.service import JobService
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import BlobSweep, JobCleaning
 from gateway.products.jobs.worker import CrashSuspects, JobEngine, JobWorker, LastUsers, RunningWork, RunPiece, Write
-from gateway.products.responses.http import ResponseRoutes
-from gateway.products.responses.log import EventBuffers
-from gateway.products.responses.runner import ResponseJobs, ResponseMaintenance
-from gateway.products.responses.service import ForegroundResponses, ResponseService
 from gateway.products.routes import absent_routes
 
 # What is accepted for one that is not here rests in the store.
@@ -47,6 +43,9 @@ if is_installed("gateway.products.jobs.webhooks"):
 HAS_BATCHES: Final = is_installed("gateway.products.batches")
 if HAS_BATCHES:
     from gateway.products.batches.work import BatchWork, Native, models_of
+HAS_RESPONSES: Final = is_installed("gateway.products.responses")
+if HAS_RESPONSES:
+    from gateway.products.responses.work import ResponseWork
 HAS_PIPELINES: Final = is_installed("gateway.products.pipelines")
 if HAS_PIPELINES:
     from gateway.products.pipelines.advance import as_run
@@ -114,13 +113,14 @@ class JobWork:
         """None: they are not installed."""
         if HAS_BATCHES:
             self.batches = BatchWork(policies, engine, blobs, clock, self.service.watchers, rules, draw)
-        self._buffers = EventBuffers()
-        self.responses = ResponseService(
-            engine, clock, self.service.watchers, self._buffers, rules, self.rules_of, price_of, draw
-        )
-        self.foreground = ForegroundResponses(self.responses, clock.wall)
         self._server = CallServer(make_call, serve, clock, is_holding)
-        self._response_server = CallServer(make_call, serve, clock, is_holding)
+        self.responses: ResponseWork | None = None
+        """None: they are not installed."""
+        if HAS_RESPONSES:
+            server = CallServer(make_call, serve, clock, is_holding)
+            self.responses = ResponseWork(
+                *(engine, clock, self.service.watchers, server, rules, self.rules_of, price_of, draw)
+            )
         self.dead = DeadLetterService(engine, blobs, clock, rules, draw, self._usd_of)
         self.retries = JobRetries(self.dead, engine)
 
@@ -166,18 +166,20 @@ class JobWork:
                 *(self._native, self._make_call, self.runs),
             )
         changed = self.service.watchers.changed
-        forgetting = ResponseMaintenance(store, clock)
-        responses = ResponseJobs(
-            store, self._response_server, clock, rules_of, draw, self._buffers, forgetting.ended, suspects
-        )
 
         async def rest(running: RunningWork) -> None:
             await running.give_back(store, clock.wall() + REST_S)
 
+        run_response: RunPiece = rest
+        chores: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        if self.responses is not None:
+            run_response, forget_responses = self.responses.runner(store, draw, suspects)
+            chores.append(forget_responses)
+
         by_kind: Mapping[JobKind, RunPiece] = {
             JobKind.CALL: calls.run,
             JobKind.BATCH: rest if batches is None else batches.run,
-            JobKind.RESPONSE: responses.run,
+            JobKind.RESPONSE: run_response,
             JobKind.DELIVERY: rest if self.webhooks is None else self.webhooks.deliveries(store).run,
             JobKind.REDRIVE: redrives.run,
             JobKind.RUN: self._run_pipelines(store) if HAS_PIPELINES else rest,
@@ -206,7 +208,7 @@ class JobWork:
         else:
             cleaning = JobCleaning(store, blobs, clock, keep_s, batches.remembered, batches.forget, keep_runs_s)
         keeping = DeadLetterKeeping(store, clock, default, self._meter)
-        chores = (cleaning.run_always, sweep.run_always, keeping.run_always, forgetting.run_always)
+        chores = [cleaning.run_always, sweep.run_always, keeping.run_always, *chores]
         return JobWorker(store, run, clock, segments, self._meter, changed, self._may_begin, chores, self._write)
 
     def _write(self, job: Job, write: Write) -> Awaitable[WriteResult]:
@@ -250,7 +252,8 @@ def durable_routes(
     if work is None:
         return absent_routes(policies)
     routes = JobRoutes(policies, work.service, make_call, work.clock, readers, read_body, work.runs).routes()
-    routes += ResponseRoutes(policies, work.responses, readers).routes()
+    if work.responses is not None:
+        routes += work.responses.routes(policies, readers)
     if work.batches is not None and JOBS.of(policies.current).settings.takes_files:
         routes += work.batches.routes(serve, readers, relay)
     return sorted(routes, key=lambda route: not _is_polled(route))

@@ -27,9 +27,9 @@ from gateway.products.jobs.model import (
     StoredFile,
     WriteResult,
 )
+from gateway.products.jobs.response_store import KeptBounds, LogPage, LogPart, StoredResponse
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.store import KeptBounds, LogPage, LogPart, StoredResponse
 from tests.support.conformance import Wall
 
 

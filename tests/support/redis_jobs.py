@@ -15,8 +15,9 @@ from gateway.drivers.redis.link import Link
 from gateway.drivers.redis.partitions import JobDurability
 from gateway.products.jobs.model import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
 from gateway.products.jobs.redis import RedisJobStore, partitions_of
+from gateway.products.jobs.redis_partitions import JobDurability
+from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.store import KeptBounds
 from tests.support.redis_support import Lent
 
 PATIENT_S = 5.0

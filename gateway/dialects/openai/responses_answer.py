@@ -6,6 +6,7 @@ made from `ConvertedRequest.id`, because chat completions name neither.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -29,7 +30,30 @@ from gateway.dialects.base import (
 from gateway.dialects.issuers import CarriedProofs
 from gateway.dialects.openai.responses_request import INPUT_NAME, TOOL_SEARCH, qualified
 from gateway.dialects.streams import ConvertingReader, data_of
-from gateway.products.responses.rules import ECHOED
+
+ECHOED: Final[Mapping[str, Any]] = {
+    "background": False,
+    "frequency_penalty": 0.0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+"""The fields of a request that a response repeats, with the values of a request that says nothing."""
 
 # --- A whole response ---
 

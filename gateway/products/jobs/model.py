@@ -265,6 +265,12 @@ class JobState(StrEnum):
 
 ENDS: Final = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
 
+REQUESTED: Final = "response"
+"""In `about` of a job of kind `response`: what its request has asked for."""
+ECHO: Final = "echo"
+"""In that object: what a response repeats of its request, until it is kept."""
+STATUS: Final = "status"
+"""In `marks` of such a job whose response is kept: how that has ended."""
 SETTLED: Final = "settled"
 """In `marks` of a run: how many of its steps are over."""
 CURRENT: Final = "current"

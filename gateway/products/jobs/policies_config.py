@@ -46,8 +46,8 @@ from gateway.products.jobs.rules import (
     ResponseRules,
     RunAs,
     SegmentRules,
+    StoreMode,
 )
-from gateway.products.responses.rules import StoreMode
 
 HAS_WEBHOOKS: Final = is_installed("gateway.products.jobs.webhooks")
 PARTS: Final = {"batches": "gateway.products.batches", "responses": "gateway.products.responses"}

@@ -60,9 +60,9 @@ from gateway.products.jobs.redis_acceptance import (
 from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
 from gateway.products.jobs.redis_files import RedisJobFiles
 from gateway.products.jobs.redis_partitions import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
+from gateway.products.jobs.redis_responses import RedisEventLogs, RedisKeptResponses
+from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.redis import RedisEventLogs, RedisKeptResponses
-from gateway.products.responses.store import KeptBounds
 
 HAS_RUNS: Final = is_installed("gateway.features.runs")
 if HAS_RUNS:

@@ -46,14 +46,14 @@ from gateway.products.jobs.model import (
     WriteResult,
     nothing_follows,
 )
+from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.sqlite import Oldest, Replacement, SqliteAcceptance, SqliteClaims, SqlitePieces
 from gateway.products.jobs.sqlite_rows import OPEN, STATES
 from gateway.products.jobs.sqlite_file import FAILED, JobsFile
 from gateway.products.jobs.sqlite_files import SqliteJobFiles
+from gateway.products.jobs.sqlite_responses import SqliteEventLogs, SqliteKeptResponses
 from gateway.products.jobs.sqlite_rows import OPEN, STATES, Rest
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, written
-from gateway.products.responses.sqlite import SqliteEventLogs, SqliteKeptResponses
-from gateway.products.responses.store import KeptBounds
 
 HAS_RUNS: Final = is_installed("gateway.features.runs")
 if HAS_RUNS:

@@ -39,8 +39,8 @@ from gateway.products.jobs.model import (
     WriteResult,
     nothing_follows,
 )
+from gateway.products.jobs.response_store import EventLogs, KeptBounds, KeptResponses
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.store import EventLogs, KeptBounds, KeptResponses
 
 if is_installed("gateway.features.runs"):
     from gateway.features.runs.step import Runs

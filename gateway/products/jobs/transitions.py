@@ -14,8 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 from gateway.products.jobs.dead_letters.rules import with_failure
 from gateway.products.jobs.model import (
+    ECHO,
     FINALISE,
+    REQUESTED,
     RUN_PIECE,
+    STATUS,
     ChunkPlan,
     ChunkResult,
     Job,
@@ -34,7 +37,6 @@ from gateway.products.jobs.model import (
     WriteResult,
     job_status,
 )
-from gateway.products.responses.rules import ECHO, REQUESTED, STATUS
 
 PieceState = Literal["ready", "later", "claimed", "withheld"]
 """A piece is claimable, waits for its time, is with a worker, or is withheld because its job is paused or to stop."""

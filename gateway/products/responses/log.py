@@ -21,10 +21,11 @@ from gateway.core.clock import Clock, Timer
 from gateway.core.openai.sse import split_events
 from gateway.drivers.durability import JobsUnavailable
 from gateway.products.jobs.model import Job, JobState, WriteResult
+from gateway.products.jobs.model import Job, JobState, JobsUnavailable, WriteResult
+from gateway.products.jobs.response_store import EventLogs, LogPage, LogPart
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RunningWork, until_done
 from gateway.products.responses.rules import ANNOUNCED, GENERATION_STEP, announcements, begun, frame, is_end, number_of
-from gateway.products.responses.store import EventLogs, LogPage, LogPart
 
 # --- buffers of the responses that run in this process: their last events, and a way to stop them at once ---
 

@@ -18,15 +18,14 @@ import orjson
 from gateway.core.errors import CallerFault, InvalidRequest
 from gateway.core.openai.sse import event_data, event_json, json_object, split_events
 from gateway.core.snapshot import Setting
-from gateway.products.jobs.model import RESPONSE, Job, JobState, derived_response_id, is_ours
-from gateway.products.responses.store import StoredResponse
+from gateway.dialects.openai.responses_answer import ECHOED
+from gateway.products.jobs.model import ECHO, REQUESTED, RESPONSE, STATUS, Job, JobState, derived_response_id, is_ours
+from gateway.products.jobs.response_store import StoredResponse
 
 # --- what a request asks for beside its answer: to run in the background, to be kept, to go on from another ---
 
-StoreMode = Literal["provider", "gateway", "off", "never"]
-"""Who keeps responses: the provider, untouched; the gateway; nobody; nobody, and none runs in the background."""
 Keeping = Literal["provider", "asked", "gateway", "off", "never"]
-"""As StoreMode; `asked`: the gateway, those that ask for it, because no one account has them all."""
+"""As `StoreMode` of jobs.yaml; `asked`: the gateway, those that ask for it, because no one account has them all."""
 MOST_ID_CHARS: Final = 256
 KEEPS_RESPONSES: Final[Setting[bool]] = Setting("keeps_responses", True)
 """False: the gateway keeps none of the responses of a key, so none runs in the background."""
@@ -191,42 +190,13 @@ def _is_sayable(item: dict[str, Any]) -> bool:
 # --- a response in the background before its answer is there, and where there never is one ---
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-REQUESTED: Final = "response"
-"""In `about` of a job of kind `response`: what its request has asked for."""
-ECHO: Final = "echo"
-"""In that object: what a response repeats of its request, until it is kept."""
 STREAMS: Final = "stream"
 STORES: Final = "store"
 PREVIOUS: Final = "previous"
-STATUS: Final = "status"
-"""In `marks` of such a job whose response is kept: how that has ended."""
 GENERATION: Final = "generation"
-"""In `marks` of such a job: the number of the last run of the model whose events may have been seen, from 0."""
+"""In `marks` of a job of kind `response`: the number of the last run of the model whose events may have been seen, from 0."""
 MOST_ECHO_BYTES: Final = 16_384
 """The longest echo: what is longer of a request is repeated by its answer only."""
-ECHOED: Final[Mapping[str, Any]] = {
-    "background": False,
-    "frequency_penalty": 0.0,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "presence_penalty": 0.0,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
-    "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
-    "temperature": 1.0,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "top_p": 1.0,
-    "truncation": "disabled",
-    "user": None,
-}
-"""The fields of a request that a response repeats, with the values of a request that says nothing."""
 _OF_JOB: Final[Mapping[JobState, Status]] = {
     JobState.SCHEDULED: "queued",
     JobState.QUEUED: "queued",

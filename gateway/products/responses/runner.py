@@ -34,6 +34,8 @@ from gateway.products.jobs.calls import (
 )
 from gateway.products.jobs.dead_letters.rules import POISON, is_dead_class
 from gateway.products.jobs.model import ENDS, RESPONSE, Job, JobEnd, JobError, JobKind, JobQuery, JobState, is_ours
+from gateway.products.jobs.model import ENDS, REQUESTED, RESPONSE, STATUS, Job, JobEnd, JobError, JobKind, JobQuery, JobState, JobsUnavailable, is_ours
+from gateway.products.jobs.response_store import StoredResponse
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.runner import end_task, request_of, tally_of
 from gateway.products.jobs.store import JobStore
@@ -44,8 +46,6 @@ from gateway.products.responses.rules import (
     LATE,
     MOST_LINKS,
     PREVIOUS,
-    REQUESTED,
-    STATUS,
     STORES,
     STREAMS,
     Conversation,
@@ -58,7 +58,6 @@ from gateway.products.responses.rules import (
     own_fields,
     sent_upstream,
 )
-from gateway.products.responses.store import StoredResponse
 
 # --- time: responses that are kept are forgotten, and the logs of those in the background go with them ---
 

@@ -24,7 +24,9 @@ from gateway.features.outcome import is_stream
 from gateway.products.jobs.calls import headers_to_keep
 from gateway.products.jobs.model import (
     DRAW_BYTES,
+    ECHO,
     REQUEST_URL,
+    REQUESTED,
     RESPONSE,
     DedupeConflict,
     Job,
@@ -43,6 +45,7 @@ from gateway.products.jobs.request import (
     read_metadata,
     refuse_request_url,
 )
+from gateway.products.jobs.response_store import StoredResponse
 from gateway.products.jobs.rules import JOBS, JobRules
 from gateway.products.jobs.service import refuse_callers_credential, segment_of
 from gateway.products.jobs.store import JobStore
@@ -51,12 +54,10 @@ from gateway.products.jobs.worker import JobEngine
 from gateway.products.responses.keeping import is_stateless
 from gateway.products.responses.log import EventBuffers, EventReading, Following
 from gateway.products.responses.rules import (
-    ECHO,
     GENERATION,
     GENERATION_STEP,
     MOST_LINKS,
     PREVIOUS,
-    REQUESTED,
     STORES,
     STREAMS,
     Conversation,
@@ -72,7 +73,6 @@ from gateway.products.responses.rules import (
     sent_upstream,
     shown,
 )
-from gateway.products.responses.store import StoredResponse
 
 ENDS_WITHIN_S = 5.0
 """Whoever stops a response gets its end as the answer if it comes so soon."""

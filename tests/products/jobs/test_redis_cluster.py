@@ -8,8 +8,8 @@ import pytest
 
 from gateway.products.jobs.dead_letters.rules import LetterState, RedriveResult
 from gateway.products.jobs.model import ClaimRequest, JobFlag, JobKind, JobQuery, JobState, TooManyJobs
+from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.store import KeptBounds
 from tests.features.runs import test_run_store as test_runs
 from tests.products.batches import test_batch_store as test_batches
 from tests.products.jobs import test_accept, test_fences, test_lists, test_parents

@@ -11,8 +11,8 @@ from gateway.features.runs.rules import label_change
 from gateway.features.runs.step import RunQuery, RunToChange
 from gateway.products.jobs.dead_letters.rules import LetterPage
 from gateway.products.jobs.model import ClaimRequest, JobFlag, JobKind, JobQuery, JobState
+from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.sqlite_store import SqliteJobStore
-from gateway.products.responses.store import KeptBounds
 from tests.features.runs.test_run_store import room, step
 from tests.support.conformance import Wall
 from tests.support.job_stores import DAY_S, ERROR, Jobs, ids, part

@@ -22,9 +22,9 @@ from gateway.core.types import StoreBounds
 from gateway.drivers.sqlite_file import open_file
 from gateway.drivers.sqlite_store import STATE_FILE
 from gateway.products.jobs.model import FINALISE, JobFlag, JobQuery, JobState
+from gateway.products.jobs.response_store import LogPage
 from gateway.products.jobs.sqlite_rows import APPLICATION_ID, JOBS_FILE
 from gateway.products.jobs.sqlite_store import SqliteJobStore
-from gateway.products.responses.store import LogPage
 from tests.products.jobs.telling import check_told, run_the_rest, worker
 from tests.support.conformance import Wall
 from tests.support.job_stores import ANSWER, DAY_S, OURS, STALE, Jobs, chunk, ids, key, line, part, pieces

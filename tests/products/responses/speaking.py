@@ -13,10 +13,10 @@ from gateway.core.call import Call, Reply
 from gateway.core.openai.sse import event_json, split_events
 from gateway.core.types import Usage
 from gateway.products.jobs.calls import CallServer
-from gateway.products.jobs.model import JobKind
+from gateway.products.jobs.model import ECHO, REQUESTED, JobKind
 from gateway.products.jobs.worker import RunningWork
 from gateway.products.responses.log import EventBuffers, EventReading
-from gateway.products.responses.rules import ECHO, PREVIOUS, REQUESTED, STORES, STREAMS
+from gateway.products.responses.rules import PREVIOUS, STORES, STREAMS
 from gateway.products.responses.runner import ResponseJobs
 from tests.support.town import Process
 

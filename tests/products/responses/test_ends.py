@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.products.jobs.model import (
+    ECHO,
     FINALISE,
+    REQUESTED,
+    STATUS,
     ChunkPlan,
     ClaimedWork,
     Job,
@@ -17,7 +20,7 @@ from gateway.products.jobs.model import (
     StoredAnswer,
     Tally,
 )
-from gateway.products.responses.rules import ECHO, REQUESTED, STATUS, STREAMS
+from gateway.products.responses.rules import STREAMS
 from tests.support.job_stores import ANSWER, DAY_S, ERROR, HOUR_S, OURS, STALE, Jobs, line, pieces
 
 Stop = Callable[[Jobs, Job], Awaitable[JobState]]

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from gateway.products.jobs.model import JobState
+from gateway.products.jobs.response_store import KeptBounds, LogPage, LogPart
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.store import KeptBounds, LogPage, LogPart
 from tests.support.conformance import Wall
 from tests.support.job_stores import ERROR, HOUR_S, OURS, STALE, Jobs, MakeJobStore, part
 

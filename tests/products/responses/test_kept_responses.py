@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.products.jobs.response_store import REMOVED_S, KeptBounds, KeptResponses
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.store import REMOVED_S, KeptBounds, KeptResponses
 from tests.support.conformance import Wall
 from tests.support.job_stores import DAY_S, HOUR_S, Jobs, MakeJobStore
 from tests.support.memory_store.store import MemoryJobStore

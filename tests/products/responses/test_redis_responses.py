@@ -10,6 +10,9 @@ from redis import Redis
 from gateway.drivers.durability import JobsUnavailable, OutcomeUnknown
 from gateway.products.responses.redis import RedisKeptResponses
 from gateway.products.responses.store import KeptBounds, LogPage
+from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown
+from gateway.products.jobs.redis_responses import RedisKeptResponses
+from gateway.products.jobs.response_store import KeptBounds, LogPage
 from tests.support.conformance import Wall
 from tests.support.job_stores import DAY_S, OURS, Jobs, part
 from tests.support.redis_jobs import JobLender, PromptJobStore

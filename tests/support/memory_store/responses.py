@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from gateway.products.jobs.model import ClaimedWork, WriteResult
-from gateway.products.jobs.transitions import NOT_OURS, WholeJob, written
-from gateway.products.responses.store import (
+from gateway.products.jobs.response_store import (
     REMOVED_S,
     EarlyResponses,
     KeptBounds,
@@ -19,6 +18,7 @@ from gateway.products.responses.store import (
     StoredResponse,
     place_in_log,
 )
+from gateway.products.jobs.transitions import NOT_OURS, WholeJob, written
 
 # The logs of responses in memory: the reference.
 
@@ -34,7 +34,7 @@ class MemoryLog:
 
 
 class MemoryEventLogs:
-    """Implements `gateway.products.responses.store.EventLogs`; `claimed` returns the job of a
+    """Implements `gateway.products.jobs.response_store.EventLogs`; `claimed` returns the job of a
     claim that holds."""
 
     def __init__(
@@ -112,7 +112,7 @@ class MemoryEventLogs:
 
 
 class MemoryKeptResponses:
-    """Implements `gateway.products.responses.store.KeptResponses`: knows responses by
+    """Implements `gateway.products.jobs.response_store.KeptResponses`: knows responses by
     tenant, those put first at the head."""
 
     def __init__(self, wall: Callable[[], float], bounds: KeptBounds) -> None:

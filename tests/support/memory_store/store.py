@@ -38,8 +38,8 @@ from gateway.products.jobs.model import (
     WriteResult,
     nothing_follows,
 )
+from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, PieceMachine, PieceRecord, WholeJob, written
-from gateway.products.responses.store import KeptBounds
 from tests.support.memory_store.dead_letters import MemoryDeadLetters
 from tests.support.memory_store.files import MemoryJobFiles
 from tests.support.memory_store.responses import MemoryEventLogs, MemoryKeptResponses

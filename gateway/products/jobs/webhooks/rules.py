@@ -17,6 +17,7 @@ from gateway.products.jobs.model import (
     DELIVERY_DEADLINE_S,
     MESSAGE_ID,
     REQUEST_URL,
+    STATUS,
     Job,
     JobKind,
     JobState,
@@ -25,7 +26,6 @@ from gateway.products.jobs.model import (
     derived_redelivery_id,
 )
 from gateway.products.jobs.rules import WEBHOOK_SEGMENT
-from gateway.products.responses.rules import STATUS
 
 REQUESTED: Final = "(requests)"
 """Stands for all URLs that requests name, where endpoints of the config have their names: in metrics, and as one segment,

@@ -1,7 +1,7 @@
 """The ports of what is stored of responses: those that are kept, and the logs of the events that make them.
 
-In this order: the port of kept responses; that of logs; and what `sqlite.py` and `redis.py`, which implement them, have in
-common: the bounds, and what follows from them. Times are wall-clock seconds.
+In this order: the port of kept responses; that of logs; and what `sqlite_responses.py` and `redis_responses.py`, which
+implement them, have in common: the bounds, and what follows from them. Times are wall-clock seconds.
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@ from gateway.drivers.durable_file import DurableFile
 from gateway.drivers.sqlite import Rest
 from gateway.products.jobs import sqlite_rows
 from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
-from gateway.products.jobs.sqlite import HELD
-from gateway.products.jobs.transitions import NOT_OURS, written
-from gateway.products.responses.store import (
+from gateway.products.jobs.response_store import (
     REMOVED_S,
     EarlyResponses,
     KeptBounds,
@@ -25,6 +23,10 @@ from gateway.products.responses.store import (
     StoredResponse,
     place_in_log,
 )
+from gateway.products.jobs.sqlite import HELD
+from gateway.products.jobs.sqlite_file import JobsFile
+from gateway.products.jobs.sqlite_rows import Rest
+from gateway.products.jobs.transitions import NOT_OURS, written
 
 # --- the logs as rows: what is there of one in a row of `event_logs`, its parts in `events` ---
 
@@ -83,7 +85,7 @@ def drop(db: sqlite3.Connection, job_id: str) -> None:
 
 
 class SqliteEventLogs:
-    """Implements `gateway.products.responses.store.EventLogs`.
+    """Implements `gateway.products.jobs.response_store.EventLogs`.
 
     A loss of power may take the end of a log with it, as it takes the worker: whoever takes over begins another generation.
     """
@@ -217,7 +219,7 @@ def _response(name: str, tenant: str, row: tuple[Any, ...]) -> StoredResponse:
 
 
 class SqliteKeptResponses:
-    """Implements `gateway.products.responses.store.KeptResponses`."""
+    """Implements `gateway.products.jobs.response_store.KeptResponses`."""
 
     def __init__(self, file: DurableFile, wall: Callable[[], float], bounds: KeptBounds) -> None:
         self._file = file

@@ -10,7 +10,7 @@ from gateway.drivers.redis.partitions import JobPartitions, job_script, tenant_t
 from gateway.products.jobs import redis_records as records
 from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
 from gateway.products.jobs.redis_acceptance import JobPlaces, SharedScript
-from gateway.products.responses.store import (
+from gateway.products.jobs.response_store import (
     REMOVED_S,
     EarlyResponses,
     KeptBounds,
@@ -30,7 +30,7 @@ MOST_WEIGHT = 256 * 1024
 
 
 class RedisEventLogs:
-    """Implements `gateway.products.responses.store.EventLogs`.
+    """Implements `gateway.products.jobs.response_store.EventLogs`.
 
     Parts are not waited for until they are safe: those of the last second may go with the Redis, and the log is cut then.
 
@@ -114,7 +114,7 @@ TRIMMED_AT_ONCE = 100
 
 
 class RedisKeptResponses:
-    """Implements `gateway.products.responses.store.KeptResponses`; `refuse_if_unfit` raises
+    """Implements `gateway.products.jobs.response_store.KeptResponses`; `refuse_if_unfit` raises
     JobsUnavailable where the Redis may
     not keep anything.
     """
