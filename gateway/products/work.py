@@ -85,9 +85,8 @@ class JobWork:
         `has_jobs`, `nothing`, `waits`, `last_users` the engine's; `outwards` lead to endpoints of the config, and guarded to
         all others.
 
-        `works` says whether jobs run here, or are only taken and shown. `native` is where lines of
-        batches may run besides; None: all run here. `runs` are those that calls are parts of; they get what becomes of runs of
-        pipelines.
+        `works` says whether jobs run here, or are only taken and shown. `native` is where lines of batches may run besides;
+        None: all run here. `runs` are those that calls are parts of; they get what becomes of runs of pipelines.
         """
         self.runs = runs
         self._native = native
