@@ -464,7 +464,7 @@ class PolicySnapshot:
     """What products have compiled of the config, without what is as usual."""
     extra_models: Mapping[str, Callable[[PolicySnapshot, str], Model | None]] = field(default_factory=dict, repr=False)
     """Finds the models that are no entry of the config, by the beginning of their names; no pattern is asked for these."""
-    extra_names: tuple[str, ...] = ()
+    extra_names: tuple[str, ...] = field(default=(), repr=False)
     """The names of these models, as they are listed behind those of the config."""
     sections: tuple[DescribesSettings, ...] = field(default=(), repr=False, compare=False)
     """What shows the settings where the snapshot is shown."""
