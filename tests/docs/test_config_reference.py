@@ -13,9 +13,9 @@ from pydantic import TypeAdapter
 import gateway
 from gateway.core.balancing import BUILT_IN_RULES, Action
 from gateway.core.config.admission import KINDS as PROVIDER_KINDS
-from gateway.core.config.admission import QUEUE_LANES, LaneEntry, QueueSet, ShedEntry
+from gateway.core.config.admission import QUEUE_LANES, AdmissionSet, CountingEntry, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.error_tables import RuleEntry
-from gateway.core.config.policies import CLOCK_ENDPOINTS, CLOCK_LANES, ClocksEntry, DripEntry, SuspectEntry
+from gateway.core.config.policies import CLOCK_ENDPOINTS, CLOCK_LANES, ClocksEntry, DripEntry, SuspectEntry, TimeoutsSet
 from gateway.core.config.prices import LongInputPrices, PriceEntry, TierPrices, UnitPrices
 from gateway.core.config.product_sections import entry_kinds
 from gateway.core.config.retries import (
@@ -32,11 +32,9 @@ from gateway.core.config.retries import (
 )
 from gateway.core.config.schema import (
     AdminEntry,
-    AdmissionSet,
     BodyEntry,
     CapabilitiesEntry,
     ConfigFile,
-    CountingEntry,
     Entry,
     KeyEntry,
     LimitedEntry,
@@ -45,7 +43,6 @@ from gateway.core.config.schema import (
     ProviderEntry,
     ServerEntry,
     TargetEntry,
-    TimeoutsSet,
 )
 from gateway.credentials.config import AuthEntry
 from gateway.dialects.config import ModelFactsEntry

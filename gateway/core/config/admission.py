@@ -10,19 +10,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from typing import Final, get_args
+from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from gateway.core.config.fields import Count, Duration, Interim, Percent, PositiveDuration, Section, Share, Size
+from gateway.core.config.fields import Count, Duration, Flag, Interim, Percent, PositiveDuration, Section, Share, Size
 from gateway.core.config.schema import (
-    AdmissionSet,
-    CountingEntry,
     Entry,
     Kind,
     ProviderEntry,
-    Windows,
     check,
     check_sets,
     every_lane,
@@ -35,6 +32,7 @@ from gateway.core.limits.limit_table import AZURE, CONTINUOUS, Style
 from gateway.core.snapshot import Counting, Holding, LimitsAre, Provider
 from gateway.core.types import EMULATOR, LANES, Lane, QueueBounds
 
+Windows = Literal["continuous", "minute", "azure"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 WINDOWS: Final[Mapping[Windows, Style]] = {
     "continuous": CONTINUOUS,
@@ -42,6 +40,25 @@ WINDOWS: Final[Mapping[Windows, Style]] = {
     "azure": AZURE,
 }
 FindTokenizer = Callable[[str], Callable[[str], int] | None]
+
+
+class AdmissionSet(Entry):
+    """A set of admission.yaml. Keep the defaults in step with policies/admission.yaml."""
+
+    include_usage: Flag = True
+    learn_limits: Flag = True
+    first_answer_tokens: Count = 512
+    arrival_lag: Duration = 0.1
+    tokenizer: Literal["heuristic", "exact"] = "heuristic"
+    providers: Section = Field(default_factory=dict)
+
+
+class CountingEntry(Entry):
+    """The counting of one kind of provider; fields that are left out have the kind's built-in values."""
+
+    charge: ChargeRule | None = None
+    excludes_cached: Flag | None = None
+    windows: Windows | None = None
 
 
 @dataclass(frozen=True, slots=True)

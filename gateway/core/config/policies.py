@@ -21,12 +21,13 @@ from gateway.core.config.fields import (
     FirstEvent,
     PositiveDuration,
     Section,
+    SectionOrOff,
     Times,
     substitute,
 )
 from gateway.core.config.product_sections import Sections, SectionSpec, merged
 from gateway.core.config.retries import read_breakers, read_retries
-from gateway.core.config.schema import Entry, TimeoutsSet, check, check_part, check_sets, keyed_by
+from gateway.core.config.schema import Entry, check, check_part, check_sets, keyed_by
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, read_document
 from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Setting
@@ -153,6 +154,21 @@ def _number(value: object) -> object:
 
 
 Rate = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class TimeoutsSet(Entry):
+    """A set of timeouts.yaml. Keep the defaults in step with policies/timeouts.yaml."""
+
+    connect: PositiveDuration = 5.0
+    write: PositiveDuration = 60.0
+    first_byte: PositiveDuration = 600.0
+    idle: PositiveDuration = 300.0
+    total: PositiveDuration = 3600.0
+    first_event: FirstEvent = None
+    suspect: SectionOrOff = Field(default_factory=dict)
+    drip: Section = Field(default_factory=dict)
+    lanes: Section = Field(default_factory=dict)
+    endpoints: Section = Field(default_factory=dict)
 
 
 class ClocksEntry(Entry):

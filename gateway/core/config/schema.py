@@ -1,8 +1,8 @@
 """The shape of every entry that a user writes; it is strict, and unknown fields are refused.
 
-Entries are flat on purpose: the contents of a section or a list are checked entry by entry. First the entries of config.yaml,
-then those of the policy files; at the end `check`, which puts pydantic's findings into words. It must not know how entries
-relate to each other.
+Entries are flat on purpose: the contents of a section or a list are checked entry by entry. First the entries of config.yaml;
+those of policy files are beside their readers. At the end `check`, which puts pydantic's findings into words. It must not know
+how entries relate to each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from gateway.core.config.fields import (
     Duration,
     EnvText,
     FailClosed,
-    FirstEvent,
     Flag,
     Headers,
     Label,
@@ -35,7 +34,6 @@ from gateway.core.config.fields import (
     PositiveDuration,
     ProxyUrl,
     Section,
-    SectionOrOff,
     Size,
     Text,
 )
@@ -69,7 +67,6 @@ Kind = Literal[
 """The kind of a provider: the rules by which it counts, and the words of its errors."""
 Speaks = Annotated[list[Literal["chat", "responses", "messages"]], Field(min_length=1)]
 """The languages of a provider or target; a call in another one is converted."""
-Windows = Literal["continuous", "minute", "azure"]
 
 
 class Entry(BaseModel):
@@ -270,40 +267,6 @@ class KeyEntry(LimitedEntry):
     budget_usd_per_day: Amount | None = None
     allow_unpriced: Flag = False
     allow_overspend: Flag = False
-
-
-class AdmissionSet(Entry):
-    """A set of admission.yaml. Keep the defaults from here on in step with the files in policies/."""
-
-    include_usage: Flag = True
-    learn_limits: Flag = True
-    first_answer_tokens: Count = 512
-    arrival_lag: Duration = 0.1
-    tokenizer: Literal["heuristic", "exact"] = "heuristic"
-    providers: Section = {}
-
-
-class CountingEntry(Entry):
-    """The counting of one kind of provider; fields that are left out have the kind's built-in values."""
-
-    charge: ChargeRule | None = None
-    excludes_cached: Flag | None = None
-    windows: Windows | None = None
-
-
-class TimeoutsSet(Entry):
-    """A set of timeouts.yaml."""
-
-    connect: PositiveDuration = 5.0
-    write: PositiveDuration = 60.0
-    first_byte: PositiveDuration = 600.0
-    idle: PositiveDuration = 300.0
-    total: PositiveDuration = 3600.0
-    first_event: FirstEvent = None
-    suspect: SectionOrOff = {}
-    drip: Section = {}
-    lanes: Section = {}
-    endpoints: Section = {}
 
 
 def every_lane(given: Mapping[Any, float], built_in: Mapping[Lane, float]) -> dict[Lane, float]:

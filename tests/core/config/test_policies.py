@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 
 from gateway.core.balancing import Retries
-from gateway.core.config.admission import KINDS, LaneEntry, QueueSet, ShedEntry
-from gateway.core.config.policies import policy_files, read_policies, read_timeouts
+from gateway.core.config.admission import KINDS, AdmissionSet, CountingEntry, LaneEntry, QueueSet, ShedEntry
+from gateway.core.config.policies import TimeoutsSet, policy_files, read_policies, read_timeouts
 from gateway.core.config.product_sections import Settings
 from gateway.core.config.retries import (
     CLASSES,
@@ -20,7 +20,6 @@ from gateway.core.config.retries import (
     HedgeEntry,
     RetriesSet,
 )
-from gateway.core.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
 from gateway.core.config.source import Problem
 from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Counting, Holding, Model

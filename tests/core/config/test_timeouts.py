@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core import request_fields
 from gateway.core.config import policies as timing
-from gateway.core.config.policies import ENDPOINTS, Timeouts, read_timeouts
-from gateway.core.config.schema import TimeoutsSet
+from gateway.core.config.policies import ENDPOINTS, Timeouts, TimeoutsSet, read_timeouts
 from gateway.core.config.source import Document, Problem, read_document
 from gateway.core.types import LANES, Clocks
 from gateway.dialects.endpoints import COUNT_GENERATED, GENERATE
