@@ -68,22 +68,8 @@ def load_snapshot(
     the clock that prices change by, None: they stay those of `now_wall`.
     Raises ConfigError with all problems, and nothing else.
     """
-    problems: list[Problem] = []
-    document = _read(path, environ, problems)
-    if document is None and not path.exists():
-        ways = "name the config by --config or GATEWAY_CONFIG, or write one: docs/start.md begins with it"
-        raise ConfigError([printable(f"{path}: there is no such file; {ways}")])
-    foreign = next((name for name in LITELLM if document is not None and document.at((name,)) is not None), None)
-    if document is not None and foreign is not None:
-        document.complain(
-            (foreign,),
-            "this is a config of LiteLLM's; here each model_name is an entry of `models`, and each api_base with its api_key "
-            "one of `providers`: config.example.yaml, docs/start.md",
-        )
-        raise _config_error(problems)
-    config = check(entry_kinds(sections).config, document, ()) if document else None
-    if document is None or config is None:
-        raise _config_error(problems)
+    document, config = _read_config(path, environ, sections)
+    problems = document.problems
     policies = _read_policies(document, config, environ, sections)
     server = server_section(document, config, host)
     read = (section.read_state(document, config) for section in sections)
@@ -107,15 +93,7 @@ def load_snapshot(
         raise _config_error(problems)
 
     pairs = [*pairs_of(places_of(routes), groups), *([(relayed.provider, None)] if relayed else [])]
-    upstreams: dict[Pair, Upstream] = {}  # one for each provider and model, which all targets of that pair share
-    for owner, model in dict.fromkeys(pairs):
-        try:
-            upstreams[owner, model] = connect(providers[owner], model)
-        except (OSError, ValueError, ImportError) as error:  # a bad CA file; a proxy that needs a package
-            document.complain(("providers", providers[owner].group), f"cannot be set up: {_reason(error)}")
-    if problems:
-        raise _config_error(problems)
-
+    upstreams = _connect(document, pairs, providers, connect)
     upstreams = {
         (name, model): converse(upstream, providers[name], kinds[providers[name].group])
         for (name, model), upstream in upstreams.items()
@@ -175,6 +153,47 @@ def load_snapshot(
             *unknown,
         ),
     )
+
+
+def _read_config(path: FilePath, environ: Mapping[str, str], sections: Sections) -> tuple[Document, ConfigFile]:
+    """Returns the file and its sections; raises ConfigError where it cannot be read at all, or is not one of ours."""
+    problems: list[Problem] = []
+    document = _read(path, environ, problems)
+    if document is None and not path.exists():
+        ways = "name the config by --config or GATEWAY_CONFIG, or write one: docs/start.md begins with it"
+        raise ConfigError([printable(f"{path}: there is no such file; {ways}")])
+    if document is None:
+        raise _config_error(problems)
+    foreign = next((name for name in LITELLM if document.at((name,)) is not None), None)
+    if foreign is not None:
+        document.complain(
+            (foreign,),
+            "this is a config of LiteLLM's; here each model_name is an entry of `models`, and each api_base with its api_key "
+            "one of `providers`: config.example.yaml, docs/start.md",
+        )
+        raise _config_error(problems)
+    config = check(entry_kinds(sections).config, document, ())
+    if config is None:
+        raise _config_error(problems)
+    return document, config
+
+
+def _connect(
+    document: Document,
+    pairs: Iterable[Pair],
+    providers: Mapping[str, Provider],
+    connect: Callable[[Provider, str | None], Upstream],
+) -> dict[Pair, Upstream]:
+    """Returns an upstream for each provider and model, which all targets of that pair share. Raises ConfigError."""
+    upstreams: dict[Pair, Upstream] = {}
+    for owner, model in dict.fromkeys(pairs):
+        try:
+            upstreams[owner, model] = connect(providers[owner], model)
+        except (OSError, ValueError, ImportError) as error:  # a bad CA file; a proxy that needs a package
+            document.complain(("providers", providers[owner].group), f"cannot be set up: {_reason(error)}")
+    if document.problems:
+        raise _config_error(document.problems)
+    return upstreams
 
 
 def locate_policies(path: FilePath, environ: Mapping[str, str]) -> FilePath | None:
