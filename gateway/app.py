@@ -40,6 +40,9 @@ from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.clock import SteadyClock, SystemClock
 from gateway.core.config.fields import SQLITE, is_loopback
+from gateway.core.call import CallProduct
+from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
+from gateway.core.config.fields import is_loopback
 from gateway.core.config.load import load_snapshot
 from gateway.core.edge import Edge
 from gateway.core.http.client.transport import Pools
@@ -59,6 +62,8 @@ from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
 from gateway.drivers.store import SharedStore, SharedStoreMetrics
+from gateway.drivers.config import SQLITE
+from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
 from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics
 from gateway.features.ownership.http import object_routes

@@ -17,7 +17,6 @@ from urllib.parse import quote
 from pydantic import AfterValidator, Field
 
 from gateway.core.config.fields import (
-    SQLITE,
     Count,
     Duration,
     Section,
@@ -34,6 +33,7 @@ from gateway.core.types import SharedState
 
 MEMORY: Final = "memory"
 REDIS: Final = "redis"
+SQLITE: Final = "sqlite:///"
 _BUILT_IN: Final = SharedState("")
 _HERE: Path = ("state",)
 

@@ -20,7 +20,7 @@ from gateway.core.openai.transcript import usage_in
 from gateway.core.openai.usage import read_usage
 from gateway.core.snapshot import Rates
 from gateway.core.types import Usage
-from gateway.dialects.price_list import PricedModel
+from gateway.dialects.known import PricedModel
 from gateway.products.batches.native.formats import read_answer, read_result
 from gateway.products.batches.native.lines import batch_usd
 from tests.dialects.aws_frames import event as frame

@@ -101,7 +101,6 @@ class _Pass:
 
 
 MIN_SECRET_CHARS = 16
-SQLITE = "sqlite:///"
 
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key"})
 _FRAMING_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})

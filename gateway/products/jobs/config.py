@@ -13,7 +13,7 @@ from pydantic import Field
 
 from gateway.admin.describe import describe_redis
 from gateway.admin.describe import shown as shown_fields
-from gateway.core.config.fields import SQLITE, Count, Flag, Size, Text
+from gateway.core.config.fields import Count, Flag, Size, Text
 from gateway.core.config.product_sections import ConfigReading, EntryField, SectionSpec, Settings, placed_after
 from gateway.core.config.schema import Entry, KeyEntry, ModelEntry, check
 from gateway.core.config.source import Document, Path, beside, did_you_mean, kind_of
@@ -21,6 +21,7 @@ from gateway.core.snapshot import ExplainedRequest, Key, Model, PolicySnapshot, 
 from gateway.core.types import SharedState
 from gateway.drivers.config import SCHEMES, redis_at
 from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, KEEP_RUNS_S, Accept, JobSettings
+from gateway.drivers.config import SCHEMES, SQLITE, redis_at
 from gateway.products.batches.native.rules import has_batch_api, may_take
 from gateway.products.jobs.policies_config import read_jobs
 from gateway.products.jobs.rules import ACCEPTS_202, JOB_RULES, JOBS, JobRules, Jobs

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from gateway.core.balancing import Choice
-from gateway.core.config import sections
+from gateway.core.config import load as loading
 from gateway.core.config.admission import KINDS
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import ConfigError
@@ -685,7 +685,7 @@ def test_numbers_and_flags_may_come_from_the_environment(tmp_path: Path) -> None
 
 def test_http2_without_its_package_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found at load, not by the first call."""
-    monkeypatch.setattr(sections, "find_spec", lambda _name: None)
+    monkeypatch.setattr(loading, "find_spec", lambda _name: None)
 
     assert problems_of(tmp_path, provider(f"{OPENAI}, transport: httpx, http2: true")) == [
         "config.yaml:1: providers.p.http2: needs the Python package h2, which is not installed (the extra http2)"
@@ -695,7 +695,7 @@ def test_http2_without_its_package_is_a_problem(tmp_path: Path, monkeypatch: pyt
 
 def test_provider_fields_reach_the_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trailing slashes go, empty headers go, the CA file is found beside the config."""
-    monkeypatch.setattr(sections, "find_spec", lambda name: name)  # as if every package were installed
+    monkeypatch.setattr(loading, "find_spec", lambda name: name)  # as if every package were installed
     (tmp_path / "ca.pem").write_text("")
     fields = (
         "dialect: azure, base_url: 'https://x.example/', api_key: k, headers: {X-Team: search, X-Empty: ''}, "

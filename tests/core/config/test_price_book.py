@@ -16,7 +16,7 @@ from genai_prices.types import Usage as ListUsage
 
 from gateway.core.ledger import usage_usd
 from gateway.core.types import Usage, UsageParts
-from gateway.dialects.price_list import PricedModel
+from gateway.dialects.known import PricedModel
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 

@@ -15,7 +15,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.ledger import usage_usd
 from gateway.core.snapshot import Provider, Rates
 from gateway.core.types import Usage, UsageParts
-from gateway.dialects.price_list import price_finder
+from gateway.dialects.known import price_finder
 from tests.rows import rows
 from tests.support.configs import ROOT, load_text
 

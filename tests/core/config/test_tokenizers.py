@@ -16,7 +16,7 @@ import pytest
 from gateway.admin.describe import describe
 from gateway.core.config import admission
 from gateway.core.snapshot import MAX_NAME_CHARS
-from gateway.dialects.tokenizers import WHOLE_CHARS, load_tokenizers
+from gateway.dialects.known import WHOLE_CHARS, load_tokenizers
 from tests.support.configs import load_text, with_policies
 
 KNOWN = {"gpt-4o": "o200k_base", "gpt-4": "cl100k_base"}

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.snapshot import Provider, Rates
 from gateway.core.types import Usage
-from gateway.dialects.price_list import price_finder
+from gateway.dialects.known import price_finder
 from gateway.products.batches.native.lines import batch_usd
 from tests.rows import rows
 
