@@ -268,9 +268,9 @@ def passthrough_section(
     return entry if provider is not None else None
 
 
-def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetParts) -> Target:
+def passthrough_target(provider: Provider, parts: TargetParts) -> Target:
     """Returns the target of unknown endpoints, which learns no limits: its answers may report those of any endpoint."""
-    kind = parts.kinds[provider.group]
+    kind, policies = parts.kinds[provider.group], parts.policies
     timeouts = policies.timeouts["default"]
     counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
     upstream = parts.upstreams[provider.name, None]
@@ -354,9 +354,9 @@ def load_snapshot(
     exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
     counted = dict.fromkeys(place.model for place in places_of(exact))
     find_tokenizer, unknown = languages.load_tokenizers(counted) if exact else (None, ())
-    target_parts = TargetParts(groups, upstreams, find_prices, kinds, languages, find_tokenizer)
-    models, sharing = build_models(reading, routes, policies, target_parts)
-    passthrough = passthrough_target(providers[relayed.provider], policies, target_parts) if relayed else None
+    target_parts = TargetParts(groups, kinds, policies, languages, upstreams, find_prices, find_tokenizer)
+    models, sharing = build_models(reading, routes, target_parts)
+    passthrough = passthrough_target(providers[relayed.provider], target_parts) if relayed else None
     for target in (target for one in models.values() for target in one.targets):
         # Its price is known from now on, so that no call has to look it up: finders remember.
         if target.model is not None:

@@ -172,17 +172,36 @@ class TargetPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetParts:
-    """The parts of targets that are not in their entries.
-
-    Groups, kinds and prices are indexed by a provider's name in the config, upstreams by that of the credential.
-    """
+class ConfigParts:
+    """The parts of the config besides its models. Groups and kinds are indexed by a provider's name in the config."""
 
     groups: Groups
+    kinds: Mapping[str, Kind]
+    policies: PolicySets
+    languages: LanguageTable
+
+    def why_never(self, endpoint: str, place: TargetPlace) -> str | None:
+        """Returns why a target refuses each call to this endpoint; None: it takes some, or it is not known."""
+        group = self.groups.get(place.entry.provider)
+        if group is None:
+            return None
+        provider, kind = group[0], self.kinds[place.entry.provider]
+        declared = provider.speaks if place.entry.speaks is None else place.entry.speaks
+        language = self.languages.of(
+            self.policies, provider, kind, declared, (place.model or place.model_name, place.model)
+        )
+        return language.why_never(endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetParts(ConfigParts):
+    """The parts of targets that are not in their entries.
+
+    Prices are indexed by a provider's name in the config, upstreams by that of the credential.
+    """
+
     upstreams: Mapping[Pair, Upstream]
     find_prices: Callable[[str], FindRates]
-    kinds: Mapping[str, Kind]
-    languages: LanguageTable
     find_tokenizer: FindTokenizer | None = None
 
 
@@ -405,28 +424,6 @@ def _is_set(entry: LimitedEntry, name: str) -> bool:
 # --- checking what the config asks of targets that have no word for it ---
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigParts:
-    """The parts of the config, besides its models, that the checks of its endpoints read."""
-
-    groups: Groups
-    kinds: Mapping[str, Kind]
-    policies: PolicySets
-    languages: LanguageTable
-
-    def why_never(self, endpoint: str, place: TargetPlace) -> str | None:
-        """Returns why a target refuses each call to this endpoint; None: it takes some, or it is not known."""
-        group = self.groups.get(place.entry.provider)
-        if group is None:
-            return None
-        provider, kind = group[0], self.kinds[place.entry.provider]
-        declared = provider.speaks if place.entry.speaks is None else place.entry.speaks
-        language = self.languages.of(
-            self.policies, provider, kind, declared, (place.model or place.model_name, place.model)
-        )
-        return language.why_never(endpoint)
-
-
 def check_endpoints(reading: ConfigReading, routes: Mapping[str, Route], parts: ConfigParts) -> None:
     """Notes what no target of a model can serve, although the config asks for it.
 
@@ -477,17 +474,12 @@ def pairs_of(places: Iterable[TargetPlace], groups: Groups) -> Iterator[Pair]:
 
 
 def build_models(
-    reading: ConfigReading,
-    routes: Mapping[str, Route],
-    policies: PolicySets,
-    parts: TargetParts,
+    reading: ConfigReading, routes: Mapping[str, Route], parts: TargetParts
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
     """Returns the models of sound routes, and notices about targets that several models describe differently."""
-    apart = {name: build_targets(route.places, route.entry, policies, parts) for name, route in routes.items()}
+    apart = {name: build_targets(route.places, route.entry, parts) for name, route in routes.items()}
     targets, notices = share_limits(apart)
-    return {
-        name: _model(reading, route, routes, targets, policies, parts.groups) for name, route in routes.items()
-    }, notices
+    return {name: _model(reading, route, routes, targets, parts) for name, route in routes.items()}, notices
 
 
 def _model(
@@ -495,10 +487,9 @@ def _model(
     route: Route,
     routes: Mapping[str, Route],
     targets: Mapping[str, tuple[Target, ...]],
-    policies: PolicySets,
-    groups: Groups,
+    parts: TargetParts,
 ) -> Model:
-    name, entry = route.name, route.entry
+    name, entry, policies = route.name, route.entry, parts.policies
     own = targets[name]
     plan = _follow(name, "fallbacks", routes, targets)
     context_plan = _follow(name, "context_fallbacks", routes, targets)[len(own) :]
@@ -519,7 +510,7 @@ def _model(
         settings=route.settings,
     )
     settings = merged(section.finish_model(reading, entry, model) for section in reading.sections)
-    return bind_credentials(with_settings(model, settings), groups)
+    return bind_credentials(with_settings(model, settings), parts.groups)
 
 
 def _follow(
@@ -551,22 +542,16 @@ UNSTATED_BURST_S = 10.0
 """Seconds' worth of its limit that a provider takes at once where no burst is known; many take only a few."""
 
 
-def build_targets(
-    places: tuple[TargetPlace, ...], entry: ModelEntry, policies: PolicySets, parts: TargetParts
-) -> tuple[Target, ...]:
+def build_targets(places: tuple[TargetPlace, ...], entry: ModelEntry, parts: TargetParts) -> tuple[Target, ...]:
     """Returns the targets of one model."""
     built = [
-        _build(place, provider, entry, policies, parts)
-        for place in places
-        for provider in parts.groups[place.entry.provider]
+        _build(place, provider, entry, parts) for place in places for provider in parts.groups[place.entry.provider]
     ]
     return tuple(sorted(built, key=lambda target: target.order))
 
 
-def _build(
-    place: TargetPlace, provider: Provider, model: ModelEntry, policies: PolicySets, parts: TargetParts
-) -> Target:
-    entry, capabilities = place.entry, place.capabilities
+def _build(place: TargetPlace, provider: Provider, model: ModelEntry, parts: TargetParts) -> Target:
+    entry, capabilities, policies = place.entry, place.capabilities, parts.policies
     kind = parts.kinds[entry.provider]
     timeouts = policies.timeouts[model.timeouts]
     declared = provider.speaks if entry.speaks is None else entry.speaks
