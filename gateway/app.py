@@ -40,9 +40,6 @@ from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.clock import SteadyClock, SystemClock
 from gateway.core.config.fields import SQLITE, is_loopback
-from gateway.core.call import CallProduct
-from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
-from gateway.core.config.fields import is_loopback
 from gateway.core.config.load import load_snapshot
 from gateway.core.edge import Edge
 from gateway.core.http.client.transport import Pools
@@ -61,9 +58,9 @@ from gateway.dialects.endpoints import RESPONSES
 from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
-from gateway.drivers.store import SharedStore, SharedStoreMetrics
 from gateway.drivers.config import SQLITE
 from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
+from gateway.drivers.store import SharedStore, SharedStoreMetrics
 from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics
 from gateway.features.ownership.http import object_routes
@@ -81,20 +78,8 @@ from gateway.housekeeping import Housekeeping, Reloading
 from gateway.installed import is_installed
 from gateway.own_products import OWN_PRODUCTS
 from gateway.process import container_bytes
-from gateway.products.jobs.admin import job_admin_routes
-from gateway.products.jobs.answers_http import EventReaders
-from gateway.products.jobs.call_maker import CallMaker
-from gateway.products.jobs.dead_letters.http import dead_letter_routes
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.routes import absent_routes
-from gateway.products.jobs.model import Job, NewJob
-from gateway.products.jobs.outward import AddressGuard, open_outwards
-from gateway.products.jobs.respond_async import AsyncAnswers
-from gateway.products.jobs.response_store import KeptBounds
-from gateway.products.jobs.rules import IN_REDIS, JOBS, JobSettings
-from gateway.products.jobs.store import JobStore, copier_of, has_jobs, no_jobs, open_blobs, open_jobs, open_redis_blobs, open_redis_jobs
-from gateway.products.jobs.upkeep import CountedEnds
-from gateway.products.work import JobWork, durable_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS
 from gateway.settings import Settings
@@ -128,7 +113,7 @@ if is_installed("gateway.products.realtime"):
     from gateway.products.realtime.service import RealtimeMetrics, RealtimeSessions
     from gateway.products.realtime.upstream import SocketWire
 if is_installed("gateway.products.responses"):
-    from gateway.products.responses.http import ResponseEndpoint
+    pass
 if is_installed("gateway.products.responses.socket"):
     from gateway.products.responses.socket import ResponseSocketDoor, ResponseSocketMetrics
 

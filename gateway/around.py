@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Final
 
 from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission

@@ -12,16 +12,15 @@ from typing import Final
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gateway.features.sdk_retries": ("gateway.features.reuse",),  # a retry shares the answer as equal calls do
     "gateway.features.semantic": ("gateway.features.reuse",),  # it is one of the layers that have answers
+    # these put jobs together
     "gateway.products.durable": ("gateway.products.jobs",),
     "gateway.products.work": ("gateway.products.jobs",),
     # what these make is kept as jobs, or beside them, in the same store
     "gateway.products.batches": ("gateway.products.jobs",),
     "gateway.products.pipelines": ("gateway.products.batches", "gateway.products.jobs"),  # its steps are those
     "gateway.products.responses": ("gateway.products.jobs",),
-    "gateway.products.responses.socket": (
-        "gateway.products.responses",
-        "gateway.products.realtime",
-    ),  # served over WebSockets
+    # both are served over WebSockets
+    "gateway.products.responses.socket": ("gateway.products.responses", "gateway.products.realtime"),
 }
 """The products that a product cannot do without: where one of them is missing, it counts as missing, too."""
 

@@ -20,21 +20,22 @@ from pydantic import Field
 from gateway.core.config.admission import kind_of_host
 from gateway.core.config.error_tables import built_in_folder
 from gateway.core.config.fields import Count, Flag, Text
-from gateway.core.config.product_sections import ConfigReading, SectionSpec, Settings
-from gateway.core.config.schema import Entry, check
-from gateway.core.config.source import Document, Problem, quoted, read_document
-from gateway.core.snapshot import HasSettings, PolicySnapshot, Provider, Setting, Target, with_settings
-from gateway.core.types import THINKING, Conversions, FindUnsupportedFields, Upstream
-from gateway.dialects import addresses
-from gateway.dialects.known import ListedModels, ModelTable, Row, in_order
-from gateway.dialects.price_list import price_finder
 from gateway.core.config.product_sections import HAVE_EMBEDDINGS, ConfigReading, SectionSpec, Settings
 from gateway.core.config.providers import secrets_of
 from gateway.core.config.schema import Entry, ProviderEntry, check
 from gateway.core.config.source import Document, Path, Problem, quoted, read_document
-from gateway.core.snapshot import HasSettings, PolicySnapshot, Provider, Setting, with_settings
-from gateway.core.types import BEDROCK_HOST, EMULATOR, Conversions, FindUnsupportedFields, Upstream, name_in_cloud
+from gateway.core.snapshot import HasSettings, PolicySnapshot, Provider, Setting, Target, with_settings
+from gateway.core.types import (
+    BEDROCK_HOST,
+    EMULATOR,
+    THINKING,
+    Conversions,
+    FindUnsupportedFields,
+    Upstream,
+    name_in_cloud,
+)
 from gateway.dialects.known import LISTS, ListedModels, ModelTable, Row, in_order, load_tokenizers, price_finder
+from gateway.dialects.price_list import price_finder
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
 
 # --- addresses ---

@@ -26,7 +26,6 @@ from gateway.products.jobs.dead_letters.redrive import RedriveFactory
 from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries, RedriveJobs
 from gateway.products.jobs.http import JobRoutes, ReadBody
 from gateway.products.jobs.metrics import JobMeter
-from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
 from gateway.products.jobs.model import Job, JobKind, NewJob, WriteResult
 from gateway.products.jobs.outward import Outward
 from gateway.products.jobs.rules import JOB_RULES, JOBS, DeadLines, JobRules, SegmentRules

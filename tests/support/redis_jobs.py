@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from secrets import token_hex
 
+from gateway.products.jobs.redis_partitions import JobDurability
 from redis import Redis
 
 from gateway.core.clock import SharedClock
@@ -15,7 +16,6 @@ from gateway.drivers.redis.link import Link
 from gateway.drivers.redis.partitions import JobDurability
 from gateway.products.jobs.model import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
 from gateway.products.jobs.redis import RedisJobStore, partitions_of
-from gateway.products.jobs.redis_partitions import JobDurability
 from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.transitions import OpenBounds
 from tests.support.redis_support import Lent

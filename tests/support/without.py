@@ -36,6 +36,8 @@ class Blocked:
 
 PARTS_OF_FILES: dict[str, dict[str, Any]] = {
     "gateway.features.semantic": {"cache.yaml": {"semantic": {"embeddings": "m"}}},
+    "gateway.products.batches": {"jobs.yaml": {"batches": {}}},
+    "gateway.products.responses": {"jobs.yaml": {"responses": {}}},
 }
 """By product: what of another product's policy files is only for it."""
 
@@ -50,16 +52,13 @@ def config_of(base_url: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-PARTS = {"gateway.products.batches": "batches", "gateway.products.responses": "responses"}
-"""The sections of jobs.yaml that are only for a product."""
-
-
 def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each key of a config that is only for the package, with what names it; writes its policy files."""
-    from gateway.sections import PRODUCT_SECTIONS  # once the package is blocked
+    """Each key of a config that is only for what is not here, with what names it; writes its policy files."""
+    from gateway.installed import is_installed  # once the package is blocked
+    from gateway.sections import PRODUCT_SECTIONS  # once it is blocked, too
 
     for product in PRODUCT_SECTIONS:
-        if product.package == package:
+        if not is_installed(product.package):
             yield from ((key, {"file": {key: {}}}) for key in product.file_keys)
             yield from ((key, {"key": {key: "x"}}) for key in product.key_keys)
             yield from ((key, {"model": {key: "x"}}) for key in product.model_keys)
@@ -71,11 +70,6 @@ def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]
                 (folder / "policies" / name).mkdir(parents=True)
                 (folder / "policies" / name / "one.yaml").write_text("{}")
                 yield f"{name}/one.yaml", {"file": {"policies": "policies"}}
-    if package in PARTS:
-        (folder / "policies").mkdir(exist_ok=True)
-        (folder / "policies" / "jobs.yaml").write_text(f"default: {{{PARTS[package]}: {{}}}}")
-        yield f"default.{PARTS[package]}", {"file": {"policies": "policies"}}
-
     for name, section in PARTS_OF_FILES.get(package, {}).items():
         (folder / "policies").mkdir(exist_ok=True)
         (folder / "policies" / name).write_bytes(orjson.dumps({"default": section}))
@@ -190,7 +184,7 @@ async def serve(folder: Path) -> None:
 
 
 def refuse(package: str, folder: Path) -> None:
-    """Loads configs that name the package's part."""
+    """Loads configs that name what is not here."""
     from gateway.app import Gateway  # once the package is blocked, as all below
     from gateway.core.errors import ConfigError
     from gateway.settings import Settings

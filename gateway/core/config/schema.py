@@ -38,7 +38,6 @@ from gateway.core.config.fields import (
     Text,
 )
 from gateway.core.config.source import Document, Path, did_you_mean, kind_of, path_text, quoted
-from gateway.core.limits.bucket import ChargeRule
 from gateway.core.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
 from gateway.core.types import LANES, Lane
 

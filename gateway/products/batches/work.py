@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.snapshot import Policies
+from gateway.features.run_port import RunPort
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.finish import BatchChecks, BatchFinalizer, PartialFiles
@@ -19,7 +20,6 @@ from gateway.products.batches.native.service import NativeParts, PartCharges
 from gateway.products.batches.output import MODELS
 from gateway.products.batches.service import BatchService, FileService
 from gateway.products.jobs.answers_http import EventReaders
-from gateway.features.run_port import RunPort
 from gateway.products.jobs.calls import CallServer, MakeCall, ServeCall
 from gateway.products.jobs.model import CHECK, FINALISE, Job
 from gateway.products.jobs.rules import JOBS, DeadLines, JobRules

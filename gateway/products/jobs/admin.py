@@ -22,12 +22,6 @@ from gateway.core.snapshot import ExplainedRequest, Key, Model, Policies, Policy
 from gateway.drivers.durability import JobsOff
 from gateway.products.batches.native.rules import has_batch_api
 from gateway.products.jobs.answers_http import show_job, statuses_of
-from gateway.core.ledger import usage_usd
-from gateway.core.limits.estimate import estimate_input_tokens
-from gateway.core.request_fields import Peeked
-from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot, Target
-from gateway.core.types import Endpoint, Usage
-from gateway.products.jobs.answers_http import show_job
 from gateway.products.jobs.calls import attempts_allowed
 from gateway.products.jobs.model import JobFlag, JobQuery
 from gateway.products.jobs.request import bare_provider

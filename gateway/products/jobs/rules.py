@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from gateway.core.balancing import Backoff, CostRule
-from gateway.core.snapshot import Setting
-from gateway.core.types import Lane
-from gateway.drivers.durability import JobSettings
 from gateway.core.snapshot import Provider, Setting
-from gateway.core.types import EMULATOR, Lane, SharedState
+from gateway.core.types import EMULATOR, Lane
+from gateway.drivers.durability import JobSettings
 
 _BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)
 
 StoreMode = Literal["provider", "gateway", "off", "never"]
 """Who keeps responses: the provider, untouched; the gateway; nobody; nobody, and none runs in the background."""
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentRules:

@@ -20,9 +20,6 @@ from gateway.installed import is_installed
 from gateway.products.batches.output import batch_of_blob
 from gateway.products.jobs.dead_letters.rules import CLASS
 from gateway.products.jobs.metrics import JobMeter
-from gateway.products.jobs.model import Following, Job, JobKind, JobState, NewJob
-from gateway.features.runs.rules import RunOutcome, label_change
-from gateway.products.jobs.calls import AddToRun, add_to_no_run
 from gateway.products.jobs.model import Following, Job, JobKind, JobState, JobsUnavailable, NewJob, batch_of_blob
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from gateway.core.request_fields import Peeked
 from gateway.core.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Endpoint
-from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.jobs.rules import JOB_RULES, JOBS
-from gateway.products.responses.rules import KEEPS_RESPONSES, Keeping, keeps, read_response_options
+from gateway.products.responses.rules import KEEPS_RESPONSES, Keeping
 
 RESPONSES = "responses"
 STATELESS: Final = frozenset(("deepseek", "groq"))

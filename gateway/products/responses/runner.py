@@ -33,8 +33,20 @@ from gateway.products.jobs.calls import (
     read_reply,
 )
 from gateway.products.jobs.dead_letters.rules import POISON, is_dead_class
-from gateway.products.jobs.model import ENDS, RESPONSE, Job, JobEnd, JobError, JobKind, JobQuery, JobState, is_ours
-from gateway.products.jobs.model import ENDS, REQUESTED, RESPONSE, STATUS, Job, JobEnd, JobError, JobKind, JobQuery, JobState, JobsUnavailable, is_ours
+from gateway.products.jobs.model import (
+    ENDS,
+    REQUESTED,
+    RESPONSE,
+    STATUS,
+    Job,
+    JobEnd,
+    JobError,
+    JobKind,
+    JobQuery,
+    JobState,
+    JobsUnavailable,
+    is_ours,
+)
 from gateway.products.jobs.response_store import StoredResponse
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.runner import end_task, request_of, tally_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from gateway.products.responses.redis import RedisKeptResponses
+from gateway.products.responses.store import KeptBounds, LogPage
 from redis import Redis
 
 from gateway.drivers.durability import JobsUnavailable, OutcomeUnknown
-from gateway.products.responses.redis import RedisKeptResponses
-from gateway.products.responses.store import KeptBounds, LogPage
 from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown
 from gateway.products.jobs.redis_responses import RedisKeptResponses
 from gateway.products.jobs.response_store import KeptBounds, LogPage

@@ -15,9 +15,6 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from gateway.core.snapshot import CHECKS_ANSWERS, PolicySnapshot, Provider, Target
-from gateway.core.types import EMULATOR
-from gateway.core.snapshot import PolicySnapshot, Provider, Target
-from gateway.features.output.rules import OUTPUT
 from gateway.products.batches.input import key_named
 from gateway.products.batches.native.formats import RemoteBatch
 from gateway.products.batches.output import ENDPOINT, MODELS
