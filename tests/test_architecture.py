@@ -110,7 +110,6 @@ PURE = (
     "gateway.core.health.times",
     "gateway.core.patience",
     "gateway.core.limits.bucket",
-    "gateway.core.limits.estimate",
     "gateway.core.limits.headers",
     "gateway.core.limits.idle_gates",
     "gateway.core.limits.learning",

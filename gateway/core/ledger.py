@@ -22,7 +22,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.core.limits.headers import plain_number
-from gateway.core.openai.bodies import BodyEdits
+from gateway.core.openai.bodies import BodyEdits, count_answers
 from gateway.core.openai.media import (
     NO_EXTRAS,
     SEARCH_TOKENS,
@@ -35,7 +35,6 @@ from gateway.core.openai.media import (
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import (
     LONGEST_ANSWER,
-    count_answers,
     estimate_answer,
     filled,
     find_requested_tier,

@@ -27,6 +27,7 @@ from gateway.core.openai.bodies import (
     Large,
     MultipartError,
     boundary_of,
+    count_answers,
     digest_in_steps,
     find_form_fields,
     find_in_steps,
@@ -47,7 +48,7 @@ from gateway.core.openai.json_edit import (
 )
 from gateway.core.openai.transcript import FIELDS as REASONING
 from gateway.core.openai.transcript import asks_for_reasoning
-from gateway.core.openai.usage import costs_nothing, count_answers
+from gateway.core.openai.usage import costs_nothing
 from gateway.core.patience import SDK_S, UNKNOWN_S
 from gateway.core.render import OPENAI
 from gateway.core.snapshot import READS_FORMS, Key, Model, PolicySnapshot, for_key

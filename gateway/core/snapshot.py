@@ -21,6 +21,7 @@ from gateway.core.limits.bucket import ChargeRule
 from gateway.core.limits.limit_table import CONTINUOUS, Limits, Style
 from gateway.core.openai.bodies import BodyEdits
 from gateway.core.openai.usage import Capabilities
+from gateway.core.openai.bodies import BodyEdits, Capabilities, Large
 from gateway.core.types import (
     Clocks,
     Endpoint,

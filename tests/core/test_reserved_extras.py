@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.ledger import usage_usd
-from gateway.core.openai.bodies import BodyEdits, Large
+from gateway.core.openai.bodies import BodyEdits, Large, Needs
 from gateway.core.openai.media import NO_EXTRAS, Extras, find_extras
-from gateway.core.openai.usage import Needs
 from gateway.core.request_fields import find_bound
 from gateway.core.retry_budgets import dearest_usd
 from gateway.core.snapshot import Key, Model, Rates

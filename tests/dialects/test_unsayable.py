@@ -10,8 +10,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.limit_table import Limits
-from gateway.core.openai.bodies import Large
-from gateway.core.openai.usage import needs_of
+from gateway.core.openai.bodies import Large, needs_of
 from gateway.core.snapshot import Model, Target
 from gateway.core.types import Skip
 from gateway.dialects.target_languages import TargetLanguages

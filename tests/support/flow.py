@@ -15,7 +15,7 @@ from gateway.core.call import EARLIER_TRIES, Call, CallRecord, CallRoute, Reply,
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
-from gateway.core.openai.usage import Capabilities
+from gateway.core.openai.bodies import Capabilities
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import (

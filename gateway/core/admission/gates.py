@@ -37,13 +37,13 @@ from gateway.core.health.target_health import (
     TargetHealth,
 )
 from gateway.core.health.times import is_deserted, is_evidence, usual_of
-from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.limits.idle_gates import GateNames, IdleGates
 from gateway.core.limits.reservation import Refusal, Reservation, refused
 from gateway.core.limits.target_limits import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MOST_DOUBLINGS, CallTraits, Gate
+from gateway.core.openai.bodies import count_answers
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.transcript import is_thinker
-from gateway.core.openai.usage import count_answers
+from gateway.core.openai.usage import estimate_input_tokens
 from gateway.core.ports import LimitSource, Meter
 from gateway.core.retry import Attempt, attempts_apart, usage_in_all
 from gateway.core.snapshot import Model, PolicySnapshot, Target
@@ -569,6 +569,8 @@ class HealthPropagation:
             ]
         return [line for line in lines if line.gate is not gate]
 
+
+# --- the ends of attempts: what is given back, and what they teach ---
 
 CALLERS_DEADLINE = "callers_deadline"
 CONTENTS_OWN = "contents_own"

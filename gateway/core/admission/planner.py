@@ -24,15 +24,8 @@ from gateway.core.health.times import USUAL_TIMES_MIN_SAMPLES, needed_s
 from gateway.core.ledger import CostEstimates
 from gateway.core.limits.reservation import Reservation, ready_at
 from gateway.core.limits.target_limits import Gate, GateState
+from gateway.core.openai.bodies import CONTEXT_WINDOW, SURELY_TOO_LONG, count_answers, count_prompts, lacks, needs_of
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import (
-    CONTEXT_WINDOW,
-    SURELY_TOO_LONG,
-    count_answers,
-    count_prompts,
-    lacks,
-    needs_of,
-)
 from gateway.core.retry import Attempt, Plan, attempts_apart
 from gateway.core.retry_budgets import Retry, attempts_by_cost
 from gateway.core.snapshot import Target

@@ -1,4 +1,7 @@
-"""Edits bodies of any size: fields set and dropped (`BodyEdits`), large bodies (`Large`), and the text fields of forms.
+"""What is done with bodies of requests of any size, and what they need of a target.
+
+First fields that are set and dropped (`BodyEdits`), then large bodies (`Large`), the text fields of forms, and last the
+needs of a call and the capabilities of a target.
 
 Source for forms: RFC 7578; RFC 2046, 5.1.1. They are worked on by their delimiter lines only: file parts are skipped, never
 copied.
@@ -7,16 +10,17 @@ copied.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import orjson
 from python_multipart.multipart import parse_options_header
 
-from gateway.core.limits.estimate import estimate_large
 from gateway.core.openai.json_edit import (
+    UNREAD,
     Contents,
     Field,
     Outline,
@@ -25,7 +29,7 @@ from gateway.core.openai.json_edit import (
     remove_fields,
     replace_field,
 )
-from gateway.core.openai.usage import Needs, count_answers, needs_of_fields
+from gateway.core.openai.usage import estimate_large, field_of
 from gateway.core.types import Edit, Spliced
 
 # --- what a target's config sets in the body of each call and leaves out of it ---
@@ -303,3 +307,136 @@ def _find(body: bytes, what: bytes, start: int) -> Generator[None, None, int]:
         if start < len(body):
             yield
     return -1
+
+
+# --- the needs of a call, and the capabilities of a target ---
+
+
+CONTEXT_TOLERANCE = 1.25
+"""The error of estimates: a call that may fit is let through, and the provider has the last word."""
+
+SURELY_TOO_LONG = 1.5
+"""The multiple of what a model reads above which an estimate is too long for it, where the operator names no window."""
+CONTEXT_WINDOW = "a larger context window"
+
+_COUNT_DIGITS = 6
+_MOST_PARTS = 4096  # messages and parts of messages together, the newest
+_IMAGES = frozenset(("image_url", "input_image", "image", "computer_screenshot"))
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The capabilities of a target; without a declaration it can do everything."""
+
+    tools: bool = True
+    images: bool = True
+    structured_output: bool = True
+    context_window: int | None = None
+    """The tokens of input and output together; None: unknown."""
+
+    @property
+    def is_restricted(self) -> bool:
+        """Returns whether the target lacks anything that a call could need."""
+        return not (self.tools and self.images and self.structured_output and self.context_window is None)
+
+
+class Needs(NamedTuple):
+    """The needs of one call; `tokens` are the estimated input and the bound on the output together, 0: unknown.
+
+    They are only asked for where some target of a plan declares a restriction. Nothing here knows targets or limits.
+    Invariants: total on any JSON object; the work is bounded however large the body is: what lies beyond the bounds is
+    taken not to be there.
+    """
+
+    tools: bool = False
+    images: bool = False
+    structured_output: bool = False
+    tokens: int = 0
+
+
+def count_prompts(body: dict[str, Any]) -> int:
+    """Returns how many prompts a parsed request has: a list of texts, or of lists of tokens, is one each."""
+    prompt = body.get("prompt")
+    return len(prompt) if type(prompt) is list and prompt and type(prompt[0]) is not int else 1
+
+
+def count_answers(body: dict[str, Any]) -> int:
+    """Returns how many answers a parsed request pays for: of each prompt `n`, or the `best_of` of which they are chosen."""
+    counts = [body.get("n"), body.get("best_of"), field_of(body.get("generationConfig"), "candidateCount")]
+    return count_prompts(body) * max([_choices_of(number) for number in counts])
+
+
+def _choices_of(number: object) -> int:
+    """Returns the number, also as a text or a float, as lax servers take it; 1 for what is no sane one."""
+    if type(number) is str and number.isdecimal() and len(number) < _COUNT_DIGITS:
+        number = int(number)
+    return int(number) if isinstance(number, int | float) and 1 < number < 10**_COUNT_DIGITS else 1
+
+
+def needs_of(body: dict[str, Any], tokens: int = 0) -> Needs:
+    """Returns the needs of a request of chat completions, Responses or Messages; `body` is parsed."""
+    return Needs(
+        tools=_is_filled(body.get("tools")) or _is_filled(body.get("functions")),
+        images=_shows_images(body.get("messages")) or _shows_images(body.get("input")),
+        structured_output=_has_schema(body.get("response_format"))
+        or _has_schema(field_of(body.get("text"), "format"))
+        or _has_schema(field_of(body.get("output_config"), "format")),
+        tokens=tokens,
+    )
+
+
+def needs_of_fields(fields: dict[str, Any], *, images: bool) -> Needs:
+    """Returns the needs of a request of which only the top level is known; each part that was not read counts as needed."""
+    return needs_of(fields)._replace(images=images)
+
+
+def lacks(needs: Needs, capabilities: Capabilities) -> str | None:
+    """Returns the first need that the target lacks, as a word for the error message; None: it can serve the call."""
+    if needs.tools and not capabilities.tools:
+        return "tools"
+    if needs.images and not capabilities.images:
+        return "images"
+    if needs.structured_output and not capabilities.structured_output:
+        return "structured output"
+    window = capabilities.context_window
+    if window is not None and needs.tokens > window * CONTEXT_TOLERANCE:
+        return CONTEXT_WINDOW
+    return None
+
+
+def _is_filled(value: object) -> bool:
+    return value is UNREAD or (isinstance(value, list) and len(value) > 0)
+
+
+def _has_schema(value: object) -> bool:
+    """Returns whether a schema is asked for; `json_object` asks for any JSON, which every model serves when asked in words."""
+    return value is UNREAD or field_of(value, "type") == "json_schema"
+
+
+def _shows_images(messages: object) -> bool:
+    return isinstance(messages, list) and any(_is_image(part) for part in islice(_parts(messages), _MOST_PARTS))
+
+
+def _parts(messages: list[Any]) -> Iterator[object]:
+    """Yields messages and the parts of their content; in responses a part may stand among the messages, and in Messages those
+    of a tool's result are one step deeper."""
+    # The newest first, because only so many parts are looked at.
+    for message in reversed(messages):
+        yield message
+        for name in ("content", "output"):  # of a message; of a tool's answer in responses
+            content = field_of(message, name)
+            if isinstance(content, list):
+                yield from content
+                for part in content:
+                    inner = field_of(part, "content")
+                    if isinstance(inner, list):
+                        yield from inner
+            elif content is not None:
+                yield content
+
+
+def _is_image(part: object) -> bool:
+    kind = field_of(part, "type")
+    if kind == "document":  # of Messages: it is looked at page by page, unless it is text
+        return field_of(field_of(part, "source"), "type") not in ("text", "content")
+    return isinstance(kind, str) and kind in _IMAGES

@@ -16,8 +16,9 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, Final, Literal, NamedTuple
 
+from gateway.core.openai.bodies import count_answers
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import MOST_SECONDS, count_answers, read_seconds, read_usage
+from gateway.core.openai.usage import MOST_SECONDS, read_seconds, read_usage
 from gateway.core.types import Usage, UsageParts
 
 _CHARACTERS_PER_TOKEN = 4

@@ -1,163 +1,25 @@
-"""The tokens of a call, and what its request needs of a target.
+"""The tokens of a call: as its answer reports them, and as they are estimated where nobody does.
 
-First the needs of a call (`Needs`), the calls that cost nothing and the fields by which a provider chooses a model; then
-the usage: the table of the fields in which it is reported, how it is read, added and estimated, and what of it can be
-believed. The last `usage` object is found by searching backwards, so that neither a long answer is parsed nor a stream
+First the calls that cost nothing and the fields by which a provider chooses a model; then the usage: the table of the
+fields in which it is reported, how it is read, added and estimated, and what of it can be believed; and last the estimate
+of a request. The last `usage` object is found by searching backwards, so that neither a long answer is parsed nor a stream
 kept.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
-from itertools import islice
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from math import ceil
 from operator import add, attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 
 from gateway.core.openai.json_edit import UNREAD
 from gateway.core.openai.sse import answer_object
 from gateway.core.types import ALL_TEXT, Endpoint, Usage, UsageParts
-
-# --- the needs of a call, and the capabilities of a target ---
-
-
-CONTEXT_TOLERANCE = 1.25
-"""The error of estimates: a call that may fit is let through, and the provider has the last word."""
-
-SURELY_TOO_LONG = 1.5
-"""The multiple of what a model reads above which an estimate is too long for it, where the operator names no window."""
-CONTEXT_WINDOW = "a larger context window"
-
-_COUNT_DIGITS = 6
-_MOST_PARTS = 4096  # messages and parts of messages together, the newest
-_IMAGES = frozenset(("image_url", "input_image", "image", "computer_screenshot"))
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """The capabilities of a target; without a declaration it can do everything."""
-
-    tools: bool = True
-    images: bool = True
-    structured_output: bool = True
-    context_window: int | None = None
-    """The tokens of input and output together; None: unknown."""
-
-    @property
-    def is_restricted(self) -> bool:
-        """Returns whether the target lacks anything that a call could need."""
-        return not (self.tools and self.images and self.structured_output and self.context_window is None)
-
-
-class Needs(NamedTuple):
-    """The needs of one call; `tokens` are the estimated input and the bound on the output together, 0: unknown.
-
-    They are only asked for where some target of a plan declares a restriction. Nothing here knows targets or limits.
-    Invariants: total on any JSON object; the work is bounded however large the body is: what lies beyond the bounds is
-    taken not to be there.
-    """
-
-    tools: bool = False
-    images: bool = False
-    structured_output: bool = False
-    tokens: int = 0
-
-
-def count_prompts(body: dict[str, Any]) -> int:
-    """Returns how many prompts a parsed request has: a list of texts, or of lists of tokens, is one each."""
-    prompt = body.get("prompt")
-    return len(prompt) if type(prompt) is list and prompt and type(prompt[0]) is not int else 1
-
-
-def count_answers(body: dict[str, Any]) -> int:
-    """Returns how many answers a parsed request pays for: of each prompt `n`, or the `best_of` of which they are chosen."""
-    counts = [body.get("n"), body.get("best_of"), _field(body.get("generationConfig"), "candidateCount")]
-    return count_prompts(body) * max([_choices_of(number) for number in counts])
-
-
-def _choices_of(number: object) -> int:
-    """Returns the number, also as a text or a float, as lax servers take it; 1 for what is no sane one."""
-    if type(number) is str and number.isdecimal() and len(number) < _COUNT_DIGITS:
-        number = int(number)
-    return int(number) if isinstance(number, int | float) and 1 < number < 10**_COUNT_DIGITS else 1
-
-
-def needs_of(body: dict[str, Any], tokens: int = 0) -> Needs:
-    """Returns the needs of a request of chat completions, Responses or Messages; `body` is parsed."""
-    return Needs(
-        tools=_is_filled(body.get("tools")) or _is_filled(body.get("functions")),
-        images=_shows_images(body.get("messages")) or _shows_images(body.get("input")),
-        structured_output=_has_schema(body.get("response_format"))
-        or _has_schema(_field(body.get("text"), "format"))
-        or _has_schema(_field(body.get("output_config"), "format")),
-        tokens=tokens,
-    )
-
-
-def needs_of_fields(fields: dict[str, Any], *, images: bool) -> Needs:
-    """Returns the needs of a request of which only the top level is known; each part that was not read counts as needed."""
-    return needs_of(fields)._replace(images=images)
-
-
-def lacks(needs: Needs, capabilities: Capabilities) -> str | None:
-    """Returns the first need that the target lacks, as a word for the error message; None: it can serve the call."""
-    if needs.tools and not capabilities.tools:
-        return "tools"
-    if needs.images and not capabilities.images:
-        return "images"
-    if needs.structured_output and not capabilities.structured_output:
-        return "structured output"
-    window = capabilities.context_window
-    if window is not None and needs.tokens > window * CONTEXT_TOLERANCE:
-        return CONTEXT_WINDOW
-    return None
-
-
-def _is_filled(value: object) -> bool:
-    return value is UNREAD or (isinstance(value, list) and len(value) > 0)
-
-
-def _field(value: object, name: str) -> object:
-    return value.get(name) if isinstance(value, dict) else UNREAD if value is UNREAD else None
-
-
-def _has_schema(value: object) -> bool:
-    """Returns whether a schema is asked for; `json_object` asks for any JSON, which every model serves when asked in words."""
-    return value is UNREAD or _field(value, "type") == "json_schema"
-
-
-def _shows_images(messages: object) -> bool:
-    return isinstance(messages, list) and any(_is_image(part) for part in islice(_parts(messages), _MOST_PARTS))
-
-
-def _parts(messages: list[Any]) -> Iterator[object]:
-    """Yields messages and the parts of their content; in responses a part may stand among the messages, and in Messages those
-    of a tool's result are one step deeper."""
-    # The newest first, because only so many parts are looked at.
-    for message in reversed(messages):
-        yield message
-        for name in ("content", "output"):  # of a message; of a tool's answer in responses
-            content = _field(message, name)
-            if isinstance(content, list):
-                yield from content
-                for part in content:
-                    inner = _field(part, "content")
-                    if isinstance(inner, list):
-                        yield from inner
-            elif content is not None:
-                yield content
-
-
-def _is_image(part: object) -> bool:
-    kind = _field(part, "type")
-    if kind == "document":  # of Messages: it is looked at page by page, unless it is text
-        return _field(_field(part, "source"), "type") not in ("text", "content")
-    return isinstance(kind, str) and kind in _IMAGES
-
 
 # --- calls to passthrough endpoints that cost nothing: reading, deleting, cancelling, uploading ---
 
@@ -248,8 +110,8 @@ def add_beside(usage: Usage, answer: dict[str, Any]) -> None:
     response = answer.get("response")
     extra = response if isinstance(response, dict) else answer
     usage.tier = usage.tier or tier_named(extra.get("service_tier"))
-    searched = _field(extra.get("tool_usage"), "web_search")
-    searches = _count(_field(searched, "num_requests"))
+    searched = field_of(extra.get("tool_usage"), "web_search")
+    searches = _count(field_of(searched, "num_requests"))
     if searches and not usage.parts.searches:
         usage.parts = replace(usage.parts, searches=searches if searches <= MOST_SEARCHES else 0)
         if searches > MOST_SEARCHES:
@@ -765,6 +627,11 @@ def _count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < _MOST else None
 
 
+def field_of(value: object, name: str) -> object:
+    """Returns the field of an object; None: there is none, UNREAD: the object was not read."""
+    return value.get(name) if isinstance(value, dict) else UNREAD if value is UNREAD else None
+
+
 def _object_after(text: bytes, start: int) -> dict[str, Any] | None:
     """Returns the JSON object behind `"usage":`, found by its closing brace; usage objects hold no strings with braces."""
     opening = text.find(b"{", start, start + _MAX_BYTES)
@@ -785,3 +652,206 @@ def _object_after(text: bytes, start: int) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
+
+
+# --- the estimate of a request's tokens: a heuristic over sizes (no tokenizer), total on any JSON object, in bounded work ---
+
+Count = Callable[[str], float]
+
+_WIDE_BYTES_PER_TOKEN = 3.0  # two-byte scripts: Cyrillic, Greek, Arabic, accented letters
+_CJK_BYTES_PER_TOKEN = 2.0  # three bytes and more: Chinese, Japanese, Korean, Indic, emoji
+_JSON_BYTES_PER_TOKEN = 3.5
+_MESSAGE_TOKENS = 4
+_REPLY_TOKENS = 3
+_IMAGE_TOKENS = 765
+_LOW_IMAGE_TOKENS = 85
+
+_MOST_ITEMS = 1024  # more are not looked at one by one
+_MOST_PARTS = 128  # of one message
+_SLICE = 512
+_SLICES = 8
+
+_BLOCKS = frozenset(("tool_use", "tool_result", "thinking", "document"))
+_TEXT_FIELDS = ("prompt", "input", "system", "instructions")
+_MEDIA = frozenset(("inlineData", "inline_data", "fileData", "file_data"))
+_JSON_FIELDS = ("tools", "functions", "response_format", "output_config")
+
+
+def estimate_input_tokens(body: bytes, parsed: dict[str, Any], count: Count | None = None) -> int:
+    """Input tokens of a request of any language; at least 1. `parsed` is `body`, parsed.
+
+    `count` is a tokenizer: the tokens of a text. Without one, texts are judged by their length and script.
+    """
+    count = count or text_tokens
+    tokens = 0.0
+    messages = parsed.get("messages")
+    if messages is not None:
+        tokens = _content_tokens(messages, body, count) + _REPLY_TOKENS
+    if "contents" in parsed:
+        tokens += _contents_tokens(parsed["contents"], body, count)
+        tokens += _contents_tokens([parsed.get("systemInstruction")], body, count)
+    for field in _TEXT_FIELDS:
+        if field in parsed:
+            tokens += _content_tokens(parsed[field], body, count)
+    for field in _JSON_FIELDS:
+        if field in parsed:
+            tokens += _json_bytes(parsed[field], body) / _JSON_BYTES_PER_TOKEN
+    return ceil(tokens) or _body_tokens(body) or 1
+
+
+def estimate_large(body: bytes, data_bytes: int, data_strings: int) -> int:
+    """Input tokens of a body that is not parsed, by its length and script; at least 1.
+
+    `data_bytes` of it are Base64, in `data_strings` strings: each is taken for a picture, whose bytes say nothing.
+    """
+    text = _body_tokens(body) * (len(body) - data_bytes) / len(body)
+    return ceil(text + data_strings * _IMAGE_TOKENS) or 1
+
+
+def _content_tokens(content: object, body: bytes, count: Count) -> float:
+    """Tokens of a text, or of a list of texts, messages, parts or token numbers, in any mixture."""
+    if type(content) is str:
+        return count(content)
+    if type(content) is not list or not content:
+        return 0.0
+    if type(content[0]) is int:
+        return len(content)
+    if len(content) > _MOST_ITEMS:
+        # Of very many small things token numbers are counted, everything else goes by the size of the body.
+        if type(content[0]) is list:
+            return sum([len(item) for item in content if type(item) is list])
+        return _body_tokens(body)
+    tokens = 0.0
+    for item in content:
+        kind = type(item)
+        if kind is dict:
+            text = item.get("content")
+            if count is text_tokens and type(text) is str and text.isascii() and "tool_calls" not in item:
+                tokens += _MESSAGE_TOKENS + len(text) / BYTES_PER_TOKEN  # most messages, without a call for each
+            else:
+                tokens += _item_tokens(item, count)
+        elif kind is str:
+            tokens += count(item)
+        elif kind is list:
+            tokens += len(item)
+    return tokens
+
+
+def _contents_tokens(contents: object, body: bytes, count: Count) -> float:
+    """Tokens of the contents of Gemini's: a list of parts each."""
+    if type(contents) is not list or len(contents) > _MOST_ITEMS:
+        return _body_tokens(body)
+    return sum([_content_of_parts(one.get("parts"), count) for one in contents if type(one) is dict])
+
+
+def _content_of_parts(parts: object, count: Count) -> float:
+    if type(parts) is not list:
+        return 0.0
+    tokens = 1.0 * _MESSAGE_TOKENS
+    for part in parts[:_MOST_PARTS]:
+        text = part.get("text") if type(part) is dict else None
+        if type(text) is str:
+            tokens += count(text)
+        elif type(part) is dict and not _MEDIA.isdisjoint(part):
+            tokens += _IMAGE_TOKENS
+        else:
+            tokens += _json_bytes(part, b"") / _JSON_BYTES_PER_TOKEN
+    return tokens
+
+
+def _item_tokens(item: dict[str, Any], count: Count) -> float:
+    """Tokens of a message or of one part of its content."""
+    content = item.get("content")
+    if type(content) is str:
+        tokens = _MESSAGE_TOKENS + count(content)
+    elif content is not None:
+        tokens = _MESSAGE_TOKENS + _parts_tokens(content, count)
+    else:
+        tokens = _part_tokens(item, count)
+    if "tool_calls" in item:
+        tokens += _calls_tokens(item["tool_calls"], count)
+    return tokens
+
+
+def _parts_tokens(parts: object, count: Count) -> float:
+    if type(parts) is not list or not parts:
+        return 0.0
+    sample = parts[:: 1 + (len(parts) - 1) // _MOST_PARTS]
+    return sum([_part_tokens(part, count) for part in sample if type(part) is dict]) * len(parts) / len(sample)
+
+
+def _calls_tokens(calls: object, count: Count) -> float:
+    if type(calls) is not list:
+        return 0.0
+    functions = [call.get("function") for call in calls[:_MOST_PARTS] if type(call) is dict]
+    return sum([_MESSAGE_TOKENS + _part_tokens(function, count) for function in functions if type(function) is dict])
+
+
+def _part_tokens(part: dict[str, Any], count: Count) -> float:
+    """A text by its length, a picture (or sound, or file) by its detail; its bytes say nothing about its tokens."""
+    for field in ("text", "output", "arguments"):
+        text = part.get(field)
+        if type(text) is str:
+            return count(text)
+    kind = part.get("type")
+    if type(kind) is str and kind in _BLOCKS:
+        return _block_tokens(part, count)
+    if type(kind) is not str or not ("image" in kind or "audio" in kind or "file" in kind):
+        return _MESSAGE_TOKENS
+    image = part.get("image_url")
+    detail = image.get("detail") if type(image) is dict else part.get("detail")
+    return _LOW_IMAGE_TOKENS if detail == "low" else _IMAGE_TOKENS
+
+
+def _block_tokens(block: dict[str, Any], count: Count) -> float:
+    """Tokens of a block that Messages alone have: a tool's call or result, a thought, a document."""
+    source = block.get("source")
+    source = source if type(source) is dict else {}
+    if block["type"] == "document" and source.get("type") not in ("text", "content"):
+        return _IMAGE_TOKENS
+    tokens = 1.0 * _MESSAGE_TOKENS
+    for text in (block.get("content"), block.get("thinking"), source.get("data"), source.get("content")):
+        if type(text) is str:
+            tokens += count(text)
+        elif type(text) is list:  # what stands in these is not followed deeper
+            inner = [part for part in text[:_MOST_PARTS] if type(part) is dict and str(part.get("type")) not in _BLOCKS]
+            tokens += sum([_part_tokens(part, count) for part in inner])
+    if "input" in block:
+        tokens += _json_bytes(block["input"], b"") / _JSON_BYTES_PER_TOKEN
+    return tokens
+
+
+def text_tokens(text: str) -> float:
+    """Tokens of a text, by its length and script."""
+    if text.isascii():  # known without looking: strings remember it
+        return len(text) / BYTES_PER_TOKEN
+    chars = len(text)
+    if chars <= 2 * _SLICES * _SLICE:
+        return _script_tokens(text)
+    step = (chars - _SLICE) // (_SLICES - 1)
+    sample = "".join([text[start : start + _SLICE] for start in range(0, step * _SLICES, step)])
+    return _script_tokens(sample) * chars / len(sample)
+
+
+def _script_tokens(text: str) -> float:
+    """ASCII by four bytes to a token; the rest by how many bytes its characters take."""
+    ascii_bytes = len(text.encode("ascii", "ignore"))
+    wide_bytes = len(text.encode("utf-8", "surrogatepass")) - ascii_bytes
+    is_cjk = wide_bytes >= 2.5 * (len(text) - ascii_bytes)
+    return ascii_bytes / BYTES_PER_TOKEN + wide_bytes / (_CJK_BYTES_PER_TOKEN if is_cjk else _WIDE_BYTES_PER_TOKEN)
+
+
+def _json_bytes(value: object, body: bytes) -> int:
+    """The size of a part of the body. Nested too deep to be written again: at most that of the body."""
+    try:
+        return len(orjson.dumps(value))
+    except orjson.JSONEncodeError:
+        return len(body)
+
+
+def _body_tokens(body: bytes) -> int:
+    if len(body) <= 2 * _SLICES * _SLICE:
+        return ceil(text_tokens(body.decode("utf-8", "replace")))
+    step = (len(body) - _SLICE) // (_SLICES - 1)
+    sample = b"".join([body[start : start + _SLICE] for start in range(0, step * _SLICES, step)])
+    return ceil(text_tokens(sample.decode("utf-8", "replace")) * len(body) / len(sample))

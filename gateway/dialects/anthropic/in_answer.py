@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai.json_edit import is_too_deep
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import INPUTS, filled, tier_named
+from gateway.core.openai.usage import INPUTS, estimate_input_tokens, filled, tier_named
 from gateway.core.types import Usage
 from gateway.dialects.anthropic import in_thoughts
 from gateway.dialects.anthropic.in_thoughts import MARK

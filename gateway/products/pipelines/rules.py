@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.core.limits.estimate import text_tokens
+from gateway.core.openai.usage import text_tokens
 from gateway.core.snapshot import PolicySnapshot
 from gateway.drivers.json_schema import MOST_BYTES, SchemaUnusable, compile_schema, is_installed
 from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED

@@ -15,7 +15,7 @@ from gateway.core.call import Reply
 from gateway.core.errors import CircuitOpen, GatewayError, QuotaExhausted, WaitTooLong
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
-from gateway.core.openai.usage import Capabilities
+from gateway.core.openai.bodies import Capabilities
 from gateway.core.retry import FIRST_SHOWN, LAST_SHOWN, Attempt, shown
 from gateway.core.telemetry import CallLog, JsonLines, Telemetry
 from gateway.core.types import LANES, Skip

@@ -14,7 +14,7 @@ from gateway.core.config.admission import KINDS
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import ConfigError
 from gateway.core.limits.limit_table import Limits
-from gateway.core.openai.usage import Capabilities
+from gateway.core.openai.bodies import Capabilities
 from gateway.core.request_fields import find_model
 from gateway.core.snapshot import CHECKS_ANSWERS, Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.core.health.times import Calibration
 from gateway.core.limits.bucket import ChargeRule, Cost, charge
-from gateway.core.limits.estimate import estimate_input_tokens
+from gateway.core.openai.usage import estimate_input_tokens
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -223,7 +223,7 @@ def test_a_correction_stays_within_a_factor_of_four(seen: list[tuple[int, int, i
         assert 0.25 - 1e-9 <= calibration.ratio <= 4.0 + 1e-9
         assert calibration.input_estimate(100) in range(25, 401)
         assert calibration.output_estimate(1000) in range(1, 1001)
-        assert calibration.errors().mean_error >= 0.0
+        assert calibration.error >= 0.0
 
 
 def test_estimates_follow_what_a_model_really_uses() -> None:
@@ -237,8 +237,8 @@ def test_estimates_follow_what_a_model_really_uses() -> None:
     for _ in range(100):
         calibration.observe(100, 80, 10)
     assert calibration.input_estimate(100) in (80, 81)
-    assert calibration.errors().calls == 101
-    assert calibration.errors().mean_error < 0.05
+    assert calibration.count == 101
+    assert calibration.error < 0.05
 
 
 def test_the_error_is_that_of_the_corrected_estimate() -> None:
@@ -246,10 +246,10 @@ def test_the_error_is_that_of_the_corrected_estimate() -> None:
     calibration = Calibration()
 
     calibration.observe(100, 200, 10)
-    assert calibration.errors() == pytest.approx((1, 2.0, 0.5))
+    assert (calibration.count, calibration.ratio, calibration.error) == pytest.approx((1, 2.0, 0.5))
 
     calibration.observe(100, 200, 10)
-    assert calibration.errors() == pytest.approx((2, 2.0, 0.25))
+    assert (calibration.count, calibration.ratio, calibration.error) == pytest.approx((2, 2.0, 0.25))
 
 
 def test_output_is_what_nine_of_ten_answers_stay_under() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.usage import Capabilities, Needs, lacks, needs_of
+from gateway.core.openai.bodies import Capabilities, Needs, lacks, needs_of
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai import json_edit
-from gateway.core.openai.bodies import Large, edited, is_parsed, large_of
+from gateway.core.openai.bodies import Large, Needs, edited, is_parsed, large_of
 from gateway.core.openai.json_edit import read_contents, read_outline
-from gateway.core.openai.usage import Needs
+from gateway.core.openai.usage import estimate_input_tokens
 from gateway.core.types import Spliced, pieces_of
 from tests.core.openai.test_outline import done, outline_of
 from tests.rows import rows

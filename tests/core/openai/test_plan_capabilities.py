@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import InvalidRequest
-from gateway.core.openai.usage import Capabilities
+from gateway.core.openai.bodies import Capabilities
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.embeddings import EmbeddingsOverGenerate
 from gateway.dialects.endpoints import EMBEDDINGS

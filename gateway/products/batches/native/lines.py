@@ -21,13 +21,13 @@ import orjson
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import usage_usd
-from gateway.core.limits.estimate import estimate_input_tokens
+from gateway.core.openai.bodies import count_answers
 from gateway.core.openai.json_edit import with_model
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import (
     LONGEST_ANSWER,
-    count_answers,
     estimate_answer,
+    estimate_input_tokens,
     filled,
     most_output,
     plausible,
