@@ -348,7 +348,7 @@ class Housekeeping:
         telemetry.set_limits(
             {name: row.level for name, row in rows},
             {(name, row.source): row.capacity for name, row in rows},
-            {name: gate.calibration.errors().mean_error for name, gate in gates.items() if gate.calibration.count},
+            {name: gate.calibration.error for name, gate in gates.items() if gate.calibration.count},
         )
         queue = admission.queue
         pauses = {name: gate.pauses.count for name, gate in gates.items()}

@@ -95,7 +95,7 @@ def _key_sets(admission: Admission) -> dict[str, LimitSet]:
 
 def _target(line: WaitingLine, now: float) -> dict[str, Any]:
     gate = line.gate
-    errors = gate.calibration.errors()
+    calibration = gate.calibration
     return {
         "limits": _rows(gate.rows(now)),
         "in_flight": gate.in_flight,
@@ -105,9 +105,9 @@ def _target(line: WaitingLine, now: float) -> dict[str, Any]:
         "quota_spent_s": max(0.0, gate.pauses.quota_until - now),
         "answer_s": round(gate.answer_s, 4),
         "estimates": {
-            "calls": errors.calls,
-            "ratio": round(errors.ratio, 3),
-            "mean_error": round(errors.mean_error, 3),
+            "calls": calibration.count,
+            "ratio": round(calibration.ratio, 3),
+            "mean_error": round(calibration.error, 3),
         },
     }
 

@@ -190,14 +190,6 @@ class Latency:
 # --- corrections: how far estimates are off, and how long answers get ---
 
 
-class EstimateErrors(NamedTuple):
-    """How far corrected estimates were off: running means of real/estimated and of |real - estimated| / real."""
-
-    calls: int
-    ratio: float
-    mean_error: float
-
-
 _OUTPUT_OCTAVES, _OUTPUT_HALF_LIFE = 24, 500
 _FEW = 5
 _FIRST_MARGIN = 0.25
@@ -217,6 +209,7 @@ class Calibration:
 
     def __init__(self, first_output: int = 512) -> None:
         self.count = 0
+        """The calls whose estimate was compared with what they used."""
         self._first_output = first_output
         self._log_ratio = 0.0
         self.ratio = 1.0
@@ -268,10 +261,6 @@ class Calibration:
         ratio = min(max(real_input / estimated, 0.25), 4.0)
         self._log_ratio += share * (log(ratio) - self._log_ratio)
         self.ratio = exp(self._log_ratio)
-
-    def errors(self) -> EstimateErrors:
-        """For the metric and `/admin`."""
-        return EstimateErrors(self.count, self.ratio, self.error)
 
 
 # --- the decisions: how long an attempt is waited for, and what a long wait says ---

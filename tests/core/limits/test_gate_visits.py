@@ -68,7 +68,7 @@ def seen(gate: Gate, now: float) -> object:
         gate.in_flight,
         round(gate.answer_s, 9),
         gate.pauses.ends_at,
-        gate.calibration.errors(),
+        (gate.calibration.count, gate.calibration.ratio, gate.calibration.error),
         gate.calibration.expected_output,
         gate.health.breaker.outcomes_in_window(now),
         gate.health.breaker.state,
