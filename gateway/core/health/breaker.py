@@ -557,7 +557,7 @@ class Breaker:
         phase = self.phase
         if isinstance(phase, Closed):
             if phase.ramp is not None and phase.ramp.is_over(now):
-                phase.ramp, self.is_clear = None, True
+                self._set_phase(Closed(phase.since))
         elif isinstance(phase, Open | AwaitingLeave):
             if phase.probe_at - now <= EARLY_S:
                 if self.ask_leave is None:
@@ -675,11 +675,8 @@ class Breaker:
             since = now if self._run_from == _NOBODY else (self._run_from & _SENT) / _MS
             self._new_generation()
             self._health.run = 0
-            self.phase, self.is_clear, self.reason = (
-                Stumbling(since, now + FIRST_PAUSE_S, FIRST_PAUSE_S),
-                False,
-                illness,
-            )
+            self._set_phase(Stumbling(since, now + FIRST_PAUSE_S, FIRST_PAUSE_S))
+            self.reason = illness
 
     def begin_pacing(self, now: float) -> bool:
         """Lets single calls find out whether it serves, after all tries of a call have failed; returns whether they do so now.
@@ -735,8 +732,7 @@ class Breaker:
     def _enter(self, phase: BreakerPhase, reason: str, *, is_news: bool = False) -> None:
         """Puts the phase in force, and moves the circuit after it: closed at first, and made anew for each ejection."""
         # First: the listener of the circuit takes the state over from the phase.
-        self.phase = phase
-        self.is_clear = isinstance(phase, Closed) and phase.ramp is None
+        self._set_phase(phase)
         self.reason, self.is_news = reason, is_news
         circuit = self._circuit
         if circuit is None:
@@ -749,6 +745,11 @@ class Breaker:
             circuit.half_open()
         else:
             circuit.open()
+
+    def _set_phase(self, phase: BreakerPhase) -> None:
+        """Puts the phase in force, and derives from it whether all calls go."""
+        self.phase = phase
+        self.is_clear = isinstance(phase, Closed) and phase.ramp is None
 
     def note(self, reason: str) -> None:
         """Reports that it is in its state for another reason now."""
@@ -800,7 +801,7 @@ class Breaker:
             # What waits goes at a growing pace: over as long as the trouble has lasted.
             self._health.restart(now)
             ramp_s = min(self.rules.ramp_s, now - phase.since)
-            self.phase, self.is_clear = Closed(now, SlowStart(self._usual_per_s, ramp_s, now)), False
+            self._set_phase(Closed(now, SlowStart(self._usual_per_s, ramp_s, now)))
 
     def _eject(self, reason: str, now: float, u: float) -> None:
         """Opens for longer than the last time; `u` spreads the probes of several gateways."""
