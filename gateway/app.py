@@ -39,7 +39,7 @@ from gateway.core.admission.admission import Admission
 from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.clock import SteadyClock, SystemClock
-from gateway.core.config.fields import SQLITE, is_loopback
+from gateway.core.config.fields import is_loopback
 from gateway.core.config.load import load_snapshot
 from gateway.core.edge import Edge
 from gateway.core.http.client.transport import Pools
@@ -59,7 +59,6 @@ from gateway.dialects.memory import SharedTurns, ThinkingMetrics
 from gateway.dialects.model_lists import ModelLists
 from gateway.dialects.upstream import Languages
 from gateway.drivers.config import SQLITE
-from gateway.drivers.opening import SharedStore, SharedStoreMetrics, open_store
 from gateway.drivers.store import SharedStore, SharedStoreMetrics
 from gateway.emulator import Emulators
 from gateway.features.output.service import OutputMetrics

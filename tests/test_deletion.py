@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -36,6 +34,8 @@ DELETABLE = (
     "gateway.products.responses",
 )
 """The products without which a gateway runs; where one goes, those that need it go with it (`NEEDS`)."""
+
+
 @pytest.mark.parametrize("package", DELETABLE)
 def test_a_gateway_without_a_product_serves_calls(package: str, tmp_path: Path) -> None:
     """Plain, streamed and retried calls; a config that names the product is refused, with the reason."""

@@ -21,10 +21,10 @@ from gateway.core.error_tables import Diagnosis, ErrorFacts, ErrorRule, ErrorTab
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.health.detector import BreakerRules
 from gateway.core.ledger import usage_usd
-from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import Capabilities
 from gateway.core.openai.sse import json_object
+from gateway.core.openai.usage import estimate_input_tokens
 from gateway.core.patience import SDK_S
 from gateway.core.request_fields import METADATA, Peeked, RoutePlan, peek, plan_route
 from gateway.core.snapshot import Counting, ExplainedRequest, Key, Model, PolicySnapshot, Rates, Target

@@ -19,9 +19,7 @@ from gateway.core.error_tables import ErrorTable
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.bucket import ChargeRule
 from gateway.core.limits.limit_table import CONTINUOUS, Limits, Style
-from gateway.core.openai.bodies import BodyEdits
-from gateway.core.openai.usage import Capabilities
-from gateway.core.openai.bodies import BodyEdits, Capabilities, Large
+from gateway.core.openai.bodies import BodyEdits, Capabilities
 from gateway.core.types import (
     Clocks,
     Endpoint,

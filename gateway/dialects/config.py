@@ -35,7 +35,6 @@ from gateway.core.types import (
     name_in_cloud,
 )
 from gateway.dialects.known import LISTS, ListedModels, ModelTable, Row, in_order, load_tokenizers, price_finder
-from gateway.dialects.price_list import price_finder
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
 
 # --- addresses ---

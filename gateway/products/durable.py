@@ -31,6 +31,7 @@ from gateway.products.jobs.http import ReadBody
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Job, NewJob
 from gateway.products.jobs.respond_async import AsyncAnswers, may_become_job
+from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.store import (
     JobStore,
     copier_of,
@@ -42,7 +43,6 @@ from gateway.products.jobs.store import (
     open_redis_jobs,
 )
 from gateway.products.jobs.upkeep import CountedEnds
-from gateway.products.responses.store import KeptBounds
 from gateway.products.work import JobWork, durable_routes
 
 # One that is not here is left out.

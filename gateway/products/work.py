@@ -27,7 +27,6 @@ from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLe
 from gateway.products.jobs.http import JobRoutes, ReadBody
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import Job, JobKind, NewJob, WriteResult
-from gateway.products.jobs.outward import Outward
 from gateway.products.jobs.rules import JOB_RULES, JOBS, DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of, run_of
 from gateway.products.jobs.service import JobService

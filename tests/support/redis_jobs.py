@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from itertools import count
 from secrets import token_hex
 
-from gateway.products.jobs.redis_partitions import JobDurability
 from redis import Redis
 
 from gateway.core.clock import SharedClock

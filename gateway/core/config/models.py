@@ -50,11 +50,8 @@ from gateway.core.ledger import fixed_rates
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits, Capabilities
 from gateway.core.openai.transcript import is_thinker
-from gateway.core.openai.usage import Capabilities
 from gateway.core.snapshot import FindRates, HasSettings, Model, Provider, Target, with_settings
 from gateway.core.types import Conversions, FindUnsupportedFields, Upstream
-from gateway.core.snapshot import HasSettings, Model, Provider, Rates, Setting, Target, with_settings
-from gateway.core.types import Conversions, FindUnsupportedFields, Upstream, name_in_cloud
 
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""

@@ -44,17 +44,7 @@ from gateway.products.batches.output import (
 from gateway.products.jobs.calls import RUN_BUDGET_EXCEEDED, CallServer, Outcome, TryResult, attempts_allowed, backoff_s
 from gateway.products.jobs.dead_letters.rules import POISON, DeadLetter, is_dead_class, letter_of_line
 from gateway.products.jobs.lines import read_custom_id, read_line
-from gateway.products.jobs.model import (
-    ClaimedWork,
-    Job,
-    JobError,
-    JobFlag,
-    JobState,
-    JobsUnavailable,
-    LineResult,
-    WriteResult,
-    line_id,
-)
+from gateway.products.jobs.model import ClaimedWork, Job, JobError, JobFlag, JobState, LineResult, WriteResult, line_id
 from gateway.products.jobs.rules import DeadLines, JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork

@@ -20,13 +20,6 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.intake import read_object, refuse_unknown
 from gateway.core.snapshot import ExplainedRequest, Key, Model, Policies, PolicySnapshot
 from gateway.drivers.durability import JobsOff
-from gateway.core.ledger import usage_usd
-from gateway.core.openai.usage import estimate_input_tokens
-from gateway.core.request_fields import Peeked
-from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot, Target
-from gateway.core.types import Endpoint, Usage
-from gateway.products.batches.input import bare_provider
-from gateway.products.batches.native.rules import has_batch_api
 from gateway.products.jobs.answers_http import show_job, statuses_of
 from gateway.products.jobs.calls import attempts_allowed
 from gateway.products.jobs.model import JobFlag, JobQuery

@@ -33,9 +33,7 @@ from gateway.core.retry_budgets import attempts_by_cost
 from gateway.core.types import ErrorClass, Lane, Usage
 from gateway.dialects import shapes
 from gateway.features.identity import KeyInUse, KeyReused
-from gateway.features.reuse.keys import KeyInUse, KeyReused
 from gateway.features.run_port import RunWords
-from gateway.features.runs.rules import RunWords
 from gateway.products.jobs.model import Job, JobError, StoredAnswer
 from gateway.products.jobs.rules import JobRules
 

@@ -21,20 +21,8 @@ from gateway.core.snapshot import ExplainedRequest, Key, Model, PolicySnapshot, 
 from gateway.core.types import SharedState
 from gateway.drivers.config import SCHEMES, SQLITE, redis_at
 from gateway.drivers.durability import IN_REDIS, JOB_SETTINGS, KEEP_RUNS_S, Accept, JobSettings
-from gateway.products.batches.native.rules import has_batch_api, may_take
 from gateway.products.jobs.policies_config import read_jobs
-from gateway.products.jobs.rules import (
-    ACCEPTS_202,
-    IN_REDIS,
-    JOB_RULES,
-    JOBS,
-    Accept,
-    JobRules,
-    Jobs,
-    JobSettings,
-    has_batch_api,
-    may_take,
-)
+from gateway.products.jobs.rules import ACCEPTS_202, JOB_RULES, JOBS, JobRules, Jobs, has_batch_api, may_take
 
 OFF: Final = "off"
 STATE: Final = "state"

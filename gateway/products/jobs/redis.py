@@ -25,7 +25,6 @@ from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.drivers.redis.partitions import MOST_PARTITIONS, JobDurability, JobPartitions
 from gateway.features.runs.redis import RedisRuns
 from gateway.installed import is_installed
-from gateway.products.batches.redis import RedisJobFiles
 from gateway.products.jobs import redis_acceptance as acceptance
 from gateway.products.jobs import redis_records as records
 from gateway.products.jobs.dead_letters.redis import RedisDeadLetters
@@ -59,7 +58,6 @@ from gateway.products.jobs.redis_acceptance import (
 )
 from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
 from gateway.products.jobs.redis_files import RedisJobFiles
-from gateway.products.jobs.redis_partitions import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
 from gateway.products.jobs.redis_responses import RedisEventLogs, RedisKeptResponses
 from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.transitions import OpenBounds

@@ -24,7 +24,6 @@ from gateway.products.jobs.response_store import (
     place_in_log,
 )
 from gateway.products.jobs.sqlite import HELD
-from gateway.products.jobs.sqlite_rows import Rest
 from gateway.products.jobs.transitions import NOT_OURS, written
 
 # --- the logs as rows: what is there of one in a row of `event_logs`, its parts in `events` ---

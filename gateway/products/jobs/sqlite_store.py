@@ -21,7 +21,6 @@ from gateway.drivers.sqlite import Rest
 from gateway.drivers.sqlite_file import Connect
 from gateway.features.runs.sqlite import SqliteRuns
 from gateway.installed import is_installed
-from gateway.products.batches.sqlite import SqliteJobFiles
 from gateway.products.jobs import sqlite_rows, transitions
 from gateway.products.jobs.dead_letters import sqlite as dead_rows
 from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage, RedriveResult, begin_redrive
@@ -48,10 +47,9 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.response_store import KeptBounds
 from gateway.products.jobs.sqlite import Oldest, Replacement, SqliteAcceptance, SqliteClaims, SqlitePieces
-from gateway.products.jobs.sqlite_file import FAILED
 from gateway.products.jobs.sqlite_files import SqliteJobFiles
 from gateway.products.jobs.sqlite_responses import SqliteEventLogs, SqliteKeptResponses
-from gateway.products.jobs.sqlite_rows import OPEN, STATES, Rest
+from gateway.products.jobs.sqlite_rows import OPEN, STATES
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, written
 
 HAS_RUNS: Final = is_installed("gateway.features.runs")

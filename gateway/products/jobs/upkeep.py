@@ -17,10 +17,9 @@ from gateway.core.clock import Clock
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.run_port import NO_RUNS, RunEnd, RunPort
 from gateway.installed import is_installed
-from gateway.products.batches.output import batch_of_blob
 from gateway.products.jobs.dead_letters.rules import CLASS
 from gateway.products.jobs.metrics import JobMeter
-from gateway.products.jobs.model import Following, Job, JobKind, JobState, JobsUnavailable, NewJob, batch_of_blob
+from gateway.products.jobs.model import Following, Job, JobKind, JobState, NewJob, batch_of_blob
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 

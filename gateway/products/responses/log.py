@@ -20,7 +20,7 @@ import orjson
 from gateway.core.clock import Clock, Timer
 from gateway.core.openai.sse import split_events
 from gateway.drivers.durability import JobsUnavailable
-from gateway.products.jobs.model import Job, JobState, JobsUnavailable, WriteResult
+from gateway.products.jobs.model import Job, JobState, WriteResult
 from gateway.products.jobs.response_store import EventLogs, LogPage, LogPart
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RunningWork, until_done

@@ -44,7 +44,6 @@ from gateway.products.jobs.model import (
     JobKind,
     JobQuery,
     JobState,
-    JobsUnavailable,
     is_ours,
 )
 from gateway.products.jobs.response_store import StoredResponse

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from gateway.products.responses.redis import RedisKeptResponses
-from gateway.products.responses.store import KeptBounds, LogPage
 from redis import Redis
 
 from gateway.drivers.durability import JobsUnavailable, OutcomeUnknown
-from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown
 from gateway.products.jobs.redis_responses import RedisKeptResponses
 from gateway.products.jobs.response_store import KeptBounds, LogPage
 from tests.support.conformance import Wall

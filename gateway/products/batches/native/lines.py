@@ -42,15 +42,7 @@ from gateway.dialects.shapes import for_openai
 from gateway.dialects.target_languages import Conversion, TargetLanguages
 from gateway.dialects.upstream import ConversationWire
 from gateway.drivers.outward import Unreachable
-from gateway.products.batches.input import (
-    MOST_LINE_BYTES,
-    ChunkInput,
-    InputLine,
-    LineCutter,
-    key_named,
-    read_custom_id,
-    read_line,
-)
+from gateway.products.batches.input import MOST_LINE_BYTES, ChunkInput, InputLine, LineCutter, key_named
 from gateway.products.batches.input import lines_of as numbers_of
 from gateway.products.batches.native.formats import (
     NativeAccounts,

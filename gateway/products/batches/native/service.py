@@ -24,7 +24,7 @@ from gateway.core.snapshot import Key, Policies, Provider
 from gateway.drivers.durability import JobsUnavailable
 from gateway.drivers.outward import Unreachable
 from gateway.features.run_port import NO_RUNS, RunPort
-from gateway.products.batches.input import key_named, lines_of, read_line
+from gateway.products.batches.input import key_named, lines_of
 from gateway.products.batches.native import rules as parts
 from gateway.products.batches.native.formats import (
     FULL,
@@ -71,10 +71,9 @@ from gateway.products.batches.output import (
     request_of,
     served_lines,
 )
-from gateway.products.jobs.calls import MakeCall, NativeAccounts, ProviderBatches
+from gateway.products.jobs.calls import MakeCall
 from gateway.products.jobs.lines import read_line
-from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
-from gateway.products.jobs.outward import Unreachable
+from gateway.products.jobs.model import Job, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules, may_take
 from gateway.products.jobs.runner import run_of
 from gateway.products.jobs.store import Blobs, JobStore
