@@ -154,6 +154,15 @@ def problem_of(message: str) -> PydanticCustomError:
     return PydanticCustomError("said", "{message}", {"message": message})
 
 
+def refused(message: str) -> Any:
+    """Returns the type of a field that is a problem wherever it stands, whatever its value."""
+
+    def refuse(_value: object) -> object:
+        raise problem_of(message)
+
+    return Annotated[Any, BeforeValidator(refuse)]
+
+
 def problem_about_value(message: str) -> PydanticCustomError:
     """Returns a problem whose message begins with the value: never for a field that may hold a secret."""
     return PydanticCustomError("about_value", "{message}", {"message": message})

@@ -7,18 +7,17 @@ they are of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from pydantic import BeforeValidator, Field, create_model
+from pydantic import Field, create_model
 
-from gateway.core.config.fields import problem_of
 from gateway.core.config.schema import ConfigFile, Entry, EntryT, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
-from gateway.core.config.source import Document, Path, Problem, quoted
+from gateway.core.config.source import Document, Path, Problem
 from gateway.core.snapshot import ExplainedRequest, Key, Model, PolicySnapshot, Provider, Setting
 from gateway.core.types import SharedState
 
@@ -222,51 +221,6 @@ class SectionSpec:
 def merged(parts: Iterable[Settings]) -> dict[Setting[Any], Any]:
     """Returns the settings of several products together."""
     return {setting: value for part in parts for setting, value in part.items()}
-
-
-class NotInstalled(SectionSpec):
-    """Stands for a product that is not there: a config that names one of its fields or files is refused."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        file: Sequence[str] = (),
-        key: Sequence[str] = (),
-        model: Sequence[str] = (),
-        policies: Sequence[str] = (),
-        folders: Sequence[str] = (),
-    ) -> None:
-        """The others are the fields that it would have of the file, of a key and a model, its policy files, and its folders
-        of YAML files in a policy folder.
-        """
-        self._problem = f"{quoted(name)} is not installed"
-        self.file_fields, self.key_fields, self.model_fields = (
-            [EntryField(field, Annotated[Any, BeforeValidator(self._refuse)], None, after="") for field in fields]
-            for fields in (file, key, model)
-        )
-        self.policy_files = policies
-        self._folders = folders
-
-    def list_files(self, folder: FilePath) -> Iterator[FilePath]:
-        for name in self._folders:
-            here = folder / name
-            # Hidden files are editors' own.
-            files = (file for file in here.iterdir() if file.name[0] != ".") if here.is_dir() else ()
-            yield from (file for file in sorted(files) if file.suffix in {".yaml", ".yml"})
-
-    def read_folder(self, folder: FilePath, environ: Mapping[str, str], problems: list[Problem]) -> Sequence[Document]:
-        problems += [Problem(str(file), 0, self._problem) for file in self.list_files(folder)]
-        return ()
-
-    def read_policies(self, documents: Mapping[str, Document], beside: FilePath) -> Settings:
-        for name in self.policy_files:
-            if name in documents:
-                documents[name].complain((), self._problem)
-        return {}
-
-    def _refuse(self, value: object) -> object:
-        raise problem_of(self._problem)
 
 
 def placed_after(before: Sequence[str], shown: Mapping[str, Any], **more: Any) -> dict[str, Any]:

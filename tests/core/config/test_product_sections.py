@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gateway.core.config.load import load_snapshot
-from gateway.core.config.product_sections import NotInstalled, Sections, entry_kinds
+from gateway.core.config.product_sections import Sections, entry_kinds
 from gateway.core.config.schema import ConfigFile, KeyEntry, ModelEntry
 from gateway.core.errors import ConfigError
 from gateway.dialects.config import DialectLanguages
-from gateway.sections import SECTIONS, ProductSection, section_of
+from gateway.sections import SECTIONS, NotInstalled, ProductSection, section_of
 from tests.rows import rows
 from tests.support.configs import ENVIRON, GOOD, NOW, connect
 
