@@ -61,23 +61,13 @@ from gateway.dialects.upstream import Languages
 from gateway.drivers.config import SQLITE
 from gateway.drivers.store import SharedStore, SharedStoreMetrics
 from gateway.emulator import Emulators
-from gateway.features.output.service import OutputMetrics
-from gateway.features.ownership.http import object_routes
-from gateway.features.ownership.service import ObjectMetrics
-from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
 from gateway.features.run_port import NO_RUNS
-from gateway.features.runs.http import RunRoutes, workflow_routes
-from gateway.features.runs.metrics import RunCounter
-from gateway.features.runs.rules import WORKFLOWS
-from gateway.features.runs.table import RunsOfWork, RunTable
-from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
 from gateway.installed import is_installed
 from gateway.own_products import OWN_PRODUCTS
 from gateway.process import container_bytes
-from gateway.products.jobs.metrics import JobMeter
 from gateway.products.routes import absent_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS

@@ -13,8 +13,6 @@ from gateway.core.clock import SystemClock
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.telemetry import CallLog, Telemetry
-from gateway.features.runs.rules import WORKFLOWS
-from gateway.features.runs.table import RunTable
 from gateway.installed import is_installed
 from gateway.own_products import OWN_PRODUCTS
 from gateway.stores import in_memory

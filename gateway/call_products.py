@@ -12,10 +12,6 @@ from dataclasses import dataclass
 from gateway.core.call import CallProduct
 from gateway.core.clock import Clock
 from gateway.core.pipeline import Pipeline
-from gateway.features.output.service import OutputMetrics, Outputs
-from gateway.features.ownership.service import Ownership
-from gateway.features.reuse.inspect import Savings
-from gateway.features.reuse.service import Replays
 from gateway.installed import is_installed
 from gateway.stores import OpenedStore
 

@@ -32,7 +32,6 @@ from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
 from gateway.dialects.memory import ThoughtMemory
 from gateway.dialects.model_lists import ModelLists
 from gateway.drivers.durability import JOB_SETTINGS
-from gateway.features.runs.table import RunTable
 from gateway.installed import is_installed
 from gateway.process import find_trim, resident_bytes
 from gateway.sections import SECTIONS

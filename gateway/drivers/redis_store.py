@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from secrets import token_bytes
-from typing import Final
 
 from gateway.core.ports import PeerBus, StoreHealth
 from gateway.core.types import SharedState, StoreBounds
@@ -23,11 +22,6 @@ from gateway.drivers.redis_records import RedisRecords
 from gateway.drivers.store import Answers, Records
 from gateway.fleet.leases import Leases
 from gateway.fleet.redis import RedisLeases, RedisNews
-from gateway.installed import is_installed
-
-HAS_RUNS: Final = is_installed("gateway.features.runs")
-if HAS_RUNS:
-    pass
 
 Work = Callable[[], Awaitable[object]]
 """A piece of background work, which may raise StoreGone."""

@@ -18,7 +18,6 @@ from gateway.core import request_fields
 from gateway.core.errors import InvalidRequest
 from gateway.core.snapshot import Key, Policies
 from gateway.drivers.durability import JobsOff
-from gateway.features.runs.step import STEP, no_step
 from gateway.installed import is_installed
 
 HAS_STEPS: Final = is_installed("gateway.features.runs")

@@ -23,7 +23,6 @@ from gateway.core.types import Lane, SharedState
 from gateway.drivers.durability import Accept, JobsUnavailable
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.drivers.redis.partitions import MOST_PARTITIONS, JobDurability, JobPartitions
-from gateway.features.runs.redis import RedisRuns
 from gateway.installed import is_installed
 from gateway.products.jobs import redis_acceptance as acceptance
 from gateway.products.jobs import redis_records as records

@@ -19,7 +19,6 @@ from gateway.core.types import LANES, Lane
 from gateway.drivers.durable_file import FAILED, DurableFile
 from gateway.drivers.sqlite import Rest
 from gateway.drivers.sqlite_file import Connect
-from gateway.features.runs.sqlite import SqliteRuns
 from gateway.installed import is_installed
 from gateway.products.jobs import sqlite_rows, transitions
 from gateway.products.jobs.dead_letters import sqlite as dead_rows
