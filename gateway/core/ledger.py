@@ -494,6 +494,18 @@ class CostEstimates:
         """Returns what an attempt at the target is estimated to cost; None: not priced."""
         return cost_usd(call, target, self.usage(call, target))
 
+    def expected_usd(self, call: Call) -> float | None:
+        """Returns what the call is estimated to cost at the dearest target that it may reach; None: none of them is priced, or
+        nobody knows what it uses.
+
+        It can be asked at any time once the request is parsed. It learns from each answer: the same call may be less, or more,
+        a moment later.
+        """
+        endpoint = call.request.endpoint
+        if endpoint.media is None and (endpoint.request == "any" or endpoint.tokens == "none"):
+            return None
+        return max([usd for one in _reached(call) if (usd := self.usd(call, one)) is not None], default=None)
+
     def price(self, call: Call, budget_usd: float, targets: Sequence[Target] = ()) -> Price:
         """Returns what the call may cost its key: at the dearest of `targets`, or of those that it may reach, where some are
         priced."""

@@ -27,7 +27,7 @@ from gateway.core.types import Endpoint
 from gateway.dialects.endpoints import ENDPOINTS, GENERATE
 from tests.core.fleet import Replica, SharedPools
 from tests.rows import rows
-from tests.support.flow import Bench, Script, whole
+from tests.support.flow import Bench, Script, ScriptedUpstream, whole
 from tests.support.outage import City, Fate, Provider, streams
 from tests.support.virtual import LoopClock, run
 
@@ -506,3 +506,25 @@ def test_looking_deleting_cancelling_and_uploading_is_free(method: str, path: st
     """On paths that are passed through; an endpoint that is known has a price of its own."""
     assert costs_nothing(PASSED, method, path) is is_free
     assert not costs_nothing(replace(PASSED, request="json"), method, path)
+
+
+async def test_what_a_call_is_estimated_to_cost_can_be_asked_before_it_goes() -> None:
+    """At the dearest target that it may reach, by the answers so far; it takes nothing of the call, and without a price it is
+    not known."""
+    bench = Bench([ScriptedUpstream(whole()), ScriptedUpstream()], fallbacks=1, rates=PER_TOKEN)
+    costs = bench.admission.costs
+    model = bench.policy.models["m"]
+    dear = replace(model.plan[1], find_rates=lambda _model: replace(PER_TOKEN, output_usd=2e-5))
+    dearer = replace(model, plan=(model.plan[0], dear))
+
+    first = bench.call(body=ASKED, model=dearer)
+    assert costs.expected_usd(first) == pytest.approx(512 * 2e-5)  # before any answer was seen
+    assert (first.reserved, first.attempts, first.request.body) == (None, [], ASKED)
+    assert costs.expected_usd(bench.call(body=ASKED, max_tokens=100)) == pytest.approx(100 * 1e-5)
+    assert costs.expected_usd(bench.call(endpoint=PASSED)) is None
+    unpriced = Bench([ScriptedUpstream()], rates=None)
+    assert unpriced.admission.costs.expected_usd(unpriced.call(body=ASKED)) is None
+
+    await bench.serve(body=ASKED)  # an answer of 10 tokens
+    alone = replace(model, plan=model.plan[:1])
+    assert costs.expected_usd(bench.call(body=ASKED, model=alone)) == pytest.approx(10 * 1e-5, rel=0.3)
