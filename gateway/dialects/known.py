@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 MOST_REMEMBERED: Final = 1024
 """Names that are looked up once. A caller may send any name to a target that takes every model."""
-MOST_NAME_CHARS: Final = 200
 Row = tuple[str, Mapping[str, Any]]
 """A pattern, and the fields of `ModelFacts` that hold for names that fit it."""
 
@@ -136,7 +135,7 @@ class ModelTable:
 
     def _rows_of(self, model: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yields what is known of a model, each with its source; later ones win."""
-        name = name_in_cloud(model[:MOST_NAME_CHARS])
+        name = name_in_cloud(model[:MAX_NAME_CHARS])
         plain = plain_name(name)
         names = {name, plain, _POINT.sub("-", plain)}  # the last as routers write `claude-opus-4.1`
         yield from ((source, fields) for source, pattern, fields in self._rows if any(map(pattern.match, names)))
@@ -192,7 +191,7 @@ def read_page(dialect: str, body: Json) -> ListPage:
         facts = {text_of(one.get("name")).removeprefix(_MODELS): _of_gemini(one) for one in objects(body.get("models"))}
         last = text_of(body.get("nextPageToken"))
         more = {"pageSize": _A_PAGE, "pageToken": last}
-    known = {name: fields for name, fields in facts.items() if 0 < len(name) <= MOST_NAME_CHARS and fields}
+    known = {name: fields for name, fields in facts.items() if 0 < len(name) <= MAX_NAME_CHARS and fields}
     return ListPage(known, urlencode(more, errors="replace").encode() if last else None)
 
 

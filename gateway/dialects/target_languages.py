@@ -11,10 +11,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal
 
+from gateway.core.snapshot import MAX_NAME_CHARS
 from gateway.core.types import FindUnsupportedFields, Gap, How
 from gateway.dialects.base import OPENAIS_FIELDS, Json, ModelFacts, ServerFacts, object_of, once, text_of
 from gateway.dialects.issuers import OPENAIS_KINDS
-from gateway.dialects.known import MOST_NAME_CHARS, MOST_REMEMBERED, Known
+from gateway.dialects.known import MOST_REMEMBERED, Known
 from gateway.dialects.memory import UnknownMemory
 from gateway.dialects.registry import COUNTS, INTO_CHAT, OPENAIS_COUNTS, Pair, pair_of, pairs_for
 from gateway.dialects.schema_tools.chat_parts import type_of_name
@@ -108,7 +109,7 @@ class TargetLanguages:
 
     def facts(self, pair: Pair, model: str) -> ServerFacts:
         """Returns what this conversion has to know of the target and this model of it."""
-        key = pair.source, pair.target, model[:MOST_NAME_CHARS]
+        key = pair.source, pair.target, model[:MAX_NAME_CHARS]
         is_openais = pair.source in _OPENAIS and pair.target in _OPENAIS
         known = _UNKNOWN if is_openais else self.find_model(model)
         found = self._facts.get(key)
