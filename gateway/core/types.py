@@ -183,10 +183,6 @@ LANES: tuple[Lane, ...] = ("critical", "interactive", "batch", "background")
 PASSTHROUGH = "passthrough"
 
 
-THINKING = "(thinking)"
-"""The group of answers that a store keeps what turns were signed with in; no set of cache.yaml."""
-
-
 EMULATOR = "emulator://"
 """Begins the base URL of a provider that is answered inside the process."""
 

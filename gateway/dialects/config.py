@@ -28,13 +28,13 @@ from gateway.core.snapshot import HasSettings, PolicySnapshot, Provider, Setting
 from gateway.core.types import (
     BEDROCK_HOST,
     EMULATOR,
-    THINKING,
     Conversions,
     FindUnsupportedFields,
     Upstream,
     name_in_cloud,
 )
 from gateway.dialects.known import LISTS, ListedModels, ModelTable, Row, in_order, load_tokenizers, price_finder
+from gateway.dialects.memory import THINKING
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
 
 # --- addresses ---

@@ -23,7 +23,7 @@ import orjson
 
 from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.ports import Later
-from gateway.core.types import THINKING, Gap, How, Kept
+from gateway.core.types import Gap, How, Kept
 
 # --- A turn as its caller sees it ---
 
@@ -177,6 +177,8 @@ def _text_in(content: Any) -> str:
 # --- Turns that several processes share, in the store of the answers ---
 
 
+THINKING: Final = "(thinking)"
+"""The group of answers that a store keeps what turns were signed with in; no set of cache.yaml."""
 SHARED_FOR_S: Final = 3600.0
 """Seconds for which a turn is found in the store."""
 MOST_LOOKED_FOR: Final = 100

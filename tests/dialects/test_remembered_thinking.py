@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from gateway.core.snapshot import Model, Target
-from gateway.core.types import THINKING, StoreBounds
+from gateway.core.types import StoreBounds
 from gateway.dialects.base import ModelFacts
-from gateway.dialects.memory import KEPT_FOR_S, SharedTurns, ThoughtMemory
+from gateway.dialects.memory import KEPT_FOR_S, THINKING, SharedTurns, ThoughtMemory
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint
 from gateway.dialects.upstream import Converting
 from gateway.drivers.memory import MemoryStore

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from gateway.core.ports import Later
-from gateway.core.types import THINKING, Kept, StoreBounds
+from gateway.core.types import Kept, StoreBounds
 from gateway.dialects.config import THINKING_BYTES
 from gateway.dialects.memory import (
     MOST_LOOKED_FOR,
     PATIENCE_S,
     SHARED_FOR_S,
+    THINKING,
     UNKNOWN_FOR_S,
     OwnTurns,
     SharedTurns,

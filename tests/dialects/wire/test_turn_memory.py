@@ -7,12 +7,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.types import THINKING, StoreBounds
+from gateway.core.types import StoreBounds
 from gateway.dialects.memory import (
     ENTRY_BYTES,
     KEPT_FOR_S,
     MOST_SHARED_CHARACTERS,
     MOST_UNKNOWN,
+    THINKING,
     UNKNOWN_FOR_S,
     SharedTurns,
     ThoughtMemory,
