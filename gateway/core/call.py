@@ -64,9 +64,6 @@ ALONE: Final[Slot[bool]] = Slot("alone")
 """True if the call is not to be put together with others into one request."""
 INVALID_ANSWER: Final[Slot[bool]] = Slot("invalid answer")
 """True if a feature has found the answer not to be what was asked for: its client may get it, and nothing is built on it."""
-NO_JOB: Final[Slot[Callable[[str, str], InvalidRequest]]] = Slot("no job")
-"""There if no job may take the place of the call: returns the error for what asks for one, and in which parameter."""
-
 EARLIER_TRIES: Final[Slot[int]] = Slot("earlier tries")
 """How often its client has sent the call before, as far as a feature knows."""
 FALLBACK_ANSWER: Final[Slot[bool]] = Slot("fallback answer")

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from gateway.core.call import Call
+from gateway.core.call import Call, Slot
+from gateway.core.errors import InvalidRequest
 
 T = TypeVar("T")
+
+NO_JOB: Final[Slot[Callable[[str, str], InvalidRequest]]] = Slot("no job")
+"""There if no job may take the place of the call: returns the error for what asks for one, and in which parameter."""
 
 
 class RunWords(NamedTuple):

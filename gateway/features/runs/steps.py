@@ -21,7 +21,6 @@ from functools import partial
 
 from gateway.core.call import (
     INVALID_ANSWER,
-    NO_JOB,
     Call,
     CallFeature,
     CallRoute,
@@ -40,6 +39,7 @@ from gateway.drivers.durability import JOB_SETTINGS, KEEP_RUNS_S, JobsOff, JobsU
 from gateway.drivers.store import LEASE_S, LONGEST_POLL_S, POLL_S, RecordClaim, RecordToClaim, Store, claimed
 from gateway.features.identity import SENT_KEY
 from gateway.features.outcome import OF_THE_ANSWER, OUTCOME, CacheOutcome, is_stream, is_terminal
+from gateway.features.run_port import NO_JOB
 from gateway.features.runs.rules import StepRequest
 from gateway.features.runs.step import (
     KEPT_STEP,

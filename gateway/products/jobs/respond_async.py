@@ -12,12 +12,13 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.core.call import NO_JOB, Call, CallFeature, CallRoute, Reply, Serve, Slot
+from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve, Slot
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.ledger import Accounts
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.identity import IDEMPOTENT, SENT_KEY
+from gateway.features.run_port import NO_JOB
 from gateway.products.jobs.answers_http import accepted_headers, show_job, stored_headers
 from gateway.products.jobs.metrics import JobMeter
 from gateway.products.jobs.model import DedupeConflict, Job, StoredAnswer

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.core.call import NO_JOB, Call, CallFeature, CallRoute, Reply, Serve, Slot
+from gateway.core.call import Call, CallFeature, CallRoute, Reply, Serve, Slot
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import EVENT_STREAM
@@ -23,6 +23,7 @@ from gateway.core.ledger import Accounts
 from gateway.core.openai.sse import comment_end
 from gateway.core.render import new_request_id
 from gateway.core.snapshot import Policies
+from gateway.features.run_port import NO_JOB
 from gateway.products.jobs.answers_http import POLL_AFTER_S, EventReaders, FollowedEvents, own_routes
 from gateway.products.jobs.model import RESPONSE, Job, is_ours
 from gateway.products.jobs.request import bare_provider, read_option_headers
