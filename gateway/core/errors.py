@@ -1,4 +1,4 @@
-"""Every error that a client can get, in one tree, and the two with which a process cannot start.
+"""The errors that the core answers with, in one tree, and the two with which a process cannot start.
 
     GatewayError                    answered to the client in OpenAI's error shape
     ├── CallerFault            4xx  the request itself is wrong, or asks for what HTTP servers answer with 501 and 505
@@ -9,10 +9,8 @@
     │   ├── NotFound           404
     │   ├── MethodNotAllowed   405
     │   ├── BodyTimeout        408
-    │   ├── KeyInUse           409  another call with this Idempotency-Key is running where it cannot be followed
     │   ├── BodyTooLarge       413
     │   ├── RequestExceedsLimits 413  asks for more than a limit ever holds
-    │   ├── KeyReused          422  the Idempotency-Key was used for another request
     │   ├── HeadersTooLarge    431
     │   ├── NotSupported       501  a protocol or a transfer coding that is not spoken here
     │   └── VersionNotSupported 505
@@ -28,8 +26,6 @@
     ├── NoTargetAvailable      502  every target of the plan failed
     ├── ProviderCredentialRefused 502  the provider refused the gateway's own credential
     ├── TargetsTimedOut        504  the last target of the plan ran out of time
-    ├── NotCached              504  only a cached answer was asked for, and there is none
-    ├── OwnerUnknown           503  the store is out of reach, so nobody knows whose object it is
     ├── DeadlineExceeded       504  the caller's own deadline passed before an answer began
     ├── ShuttingDown           503  the process is draining
     ├── BackupFailed           503  the state file could not be copied for an operator
@@ -37,7 +33,8 @@
     ConfigError                     the config cannot be used; happens while loading only, never on a request
     StoreUnusable                   the place where state is kept cannot be used; at start only
 
-What goes wrong at a provider, which no client sees as it is, is in `types.py`.
+Products derive theirs from these, each beside its own code. What goes wrong at a provider, which no client sees as it is, is
+in `types.py`.
 """
 
 from __future__ import annotations
@@ -293,15 +290,6 @@ class TargetsTimedOut(NoTargetAvailable):
     status = 504
     type = "timeout_error"
     code = "upstream_timeout"
-
-
-class OwnerUnknown(GatewayError):
-    """The store is out of reach, so an object's owner is unknown; meanwhile no tenant gets the object."""
-
-    status = 503
-    should_retry: bool | None = True
-    retry_after_s = 1.0
-    code = "state_unavailable"
 
 
 class DeadlineExceeded(GatewayError):

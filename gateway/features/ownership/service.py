@@ -33,7 +33,7 @@ from gateway.core.call import (
     Stream,
     Whole,
 )
-from gateway.core.errors import InvalidRequest, NoTargetAvailable, NotFound, OwnerUnknown
+from gateway.core.errors import GatewayError, InvalidRequest, NoTargetAvailable, NotFound
 from gateway.core.metrics import Counts, Levels, MetricTable
 from gateway.core.openai.sse import event_data, json_object
 from gateway.core.ports import result_or_default
@@ -532,6 +532,15 @@ def _is_callers_account(call: Call, target: Target) -> bool:
 
 def _not_yours(field: str) -> NotFound:
     return NotFound(_NOT_YOURS, param=field or None, code="object_not_found")
+
+
+class OwnerUnknown(GatewayError):
+    """The store is out of reach, so an object's owner is unknown; meanwhile no tenant gets the object."""
+
+    status = 503
+    should_retry: bool | None = True
+    retry_after_s = 1.0
+    code = "state_unavailable"
 
 
 def _owner_unknown() -> OwnerUnknown:
