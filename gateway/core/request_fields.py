@@ -142,11 +142,10 @@ _BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token
 _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
-    b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key "
-    b"x-gateway-step x-gateway-step-on-change x-gateway-strict "
-    b"x-gateway-workflow x-gateway-run x-gateway-task x-gateway-run-outcome "
-    b"x-gateway-webhook x-gateway-run-at x-gateway-priority x-gateway-dedupe x-gateway-debounce".split()
+    b"idempotency-key".split()
 )
+_OURS = b"x-gateway-"
+"""Begins the headers by which calls ask a gateway for something, in whatever product: each is sent once."""
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
     b"x-stainless-timeout x-server-timeout x-stainless-retry-count "
@@ -181,7 +180,7 @@ def index_headers(headers: RawHeaders) -> dict[bytes, bytes]:
 
 def refuse_doubles(headers: RawHeaders) -> None:
     """Raises InvalidRequest when a header that must be unique occurs twice."""
-    names = [name for name, _ in headers if name in _ONE_ONLY]
+    names = [name for name, _ in headers if name in _ONE_ONLY or name.startswith(_OURS)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidRequest(f"The header '{twice.decode()}' occurs more than once; send it once.")

@@ -24,9 +24,10 @@ from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference
 NO_HEADERS = frozenset(
     b"max-age max-stale min-fresh no-cache no-store only-if-cached cross-site keep-alive form-data "
     b"x-ratelimit-over-limit x-amzn-errortype ratelimitbysize-query-cost x-ratelimit-tokens-query-cost "
-    b"anthropic-ratelimit-unified-reset anthropic-ratelimit-unified-status".split()
+    b"anthropic-ratelimit-unified-reset anthropic-ratelimit-unified-status x-gateway-".split()
 )
-"""Constants that look like names of headers: directives, values, and what is only read in a provider's answers."""
+"""Constants that look like names of headers: directives, values, what is only read in a provider's answers, and what ours begin
+with."""
 CROSSED = {"core", "features", "products", "admin", "http", "count_tokens"}
 ASKING = {"client", "providers", "webhooks", "upstream"}
 """Where headers are read and set of calls that come in, and where only of those that go out."""
