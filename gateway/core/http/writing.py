@@ -353,7 +353,7 @@ def fault_of_offer(method: bytes, headers: Iterable[Header], *, has_sessions: bo
     if method != b"GET" or b"websocket" not in names or has_sessions:
         return None
     return NotSupported(
-        "WebSockets are served at /v1/realtime and /v1/responses alone; use the HTTP endpoint.",
+        "No WebSockets are served at this path; use the HTTP endpoint.",
         param="Upgrade",
         code="websocket_not_supported",
     )
