@@ -97,7 +97,6 @@ def in_file(store: SqliteStore, bounds: StoreBounds, wall: Wall) -> OpenedStore:
 
 def in_redis(store: RedisStore, bounds: StoreBounds, wall: Wall) -> OpenedStore:
     """Returns the store of a Redis with the parts of products, which are loaded with it, and which it looks after."""
-
     runs = None
     if is_installed("gateway.features.runs"):
         from gateway.features.runs.redis import SharedRunRecords  # a process without replicas does not load it

@@ -226,7 +226,7 @@ class Call:
     is_begun: bool = False
     """The head of its answer has gone out, with comments behind it: no other status can follow."""
     is_withdrawn: bool = False
-    """A job was made of it, or it was refused before it was a call: nothing of it is booked."""
+    """A product has made something else of it, or has refused it before it was a call: nothing of it is booked."""
 
     @property
     def queue_s(self) -> float:

@@ -560,7 +560,7 @@ class CostEstimates:
                 )
 
     def usual_usd(self, call: Call) -> float:
-        """Returns the usual price of a call at its model's own targets, where it is known: no fallback has a part of a batch.
+        """Returns the usual price of a call at its model's own targets, where it is known, without fallbacks.
 
         Raises Forbidden where its key has a budget and it has none.
         """

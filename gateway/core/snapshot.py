@@ -510,7 +510,7 @@ class Policies:
 READS_FORMS: Final[Setting[bool]] = Setting("reads_forms", False)
 """On the snapshot: a product reads the forms of requests that are passed through, so none is relayed piece by piece."""
 CHECKS_ANSWERS: Final[Setting[bool]] = Setting("checks_answers", False)
-"""On a model: a product checks the texts of its answers, call by call, so they come from no provider's Batch API."""
+"""On a model: a product checks the texts of its answers, call by call: they are not to be had but by calls."""
 
 # --- what a key makes of a model ---
 

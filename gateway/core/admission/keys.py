@@ -207,7 +207,7 @@ class KeyBudgets:
         return key.budget_usd_per_day is not None and self._spent(key.name) >= key.budget_usd_per_day
 
     def paid(self, key: Key, usd: float) -> None:
-        """Books what was paid without a call, such as lines of a batch at a provider's own Batch API."""
+        """Books what was paid without a call."""
         if key.budget_usd_per_day is not None:
             self._add(key.name, usd)
 

@@ -491,7 +491,7 @@ def _reason(error: Exception) -> str:
 def _digest(documents: Iterable[Document], others: Iterable[str]) -> str:
     """Returns the SHA-256 of all resolved content; every value is hashed first, so that the input holds no secret.
 
-    `others` are the digests of pipelines, and of the files with schemas and certificates.
+    `others` are the digests of what products have read, of the other files that the config names, and of certificates.
     """
     total = sha256("".join(others).encode())
     for document in documents:

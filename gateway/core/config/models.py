@@ -426,9 +426,8 @@ def _is_set(entry: LimitedEntry, name: str) -> bool:
 def check_endpoints(reading: ConfigReading, routes: Mapping[str, Route], parts: ConfigParts) -> None:
     """Notes what no target of a model can serve, although the config asks for it.
 
-    That is: a model whose name is that of a kind of model (embeddings, sound, pictures, …), calls that are put together,
-    the embeddings of a semantic cache, steps of pipelines, batches at half price, and languages that a provider cannot
-    have.
+    That is: a model whose name is that of a kind of model (embeddings, sound, pictures, …), languages that a provider cannot
+    have, and what products ask of models.
     """
     document = reading.document
     _check_languages(document, routes, parts)
