@@ -364,12 +364,10 @@ _SCOPES = {
 }
 
 
-def explain_error(
-    table: ErrorTable, status: int, body: bytes, headers: RawHeaders, wall_now: float, *, phase: Phase = Phase.ANSWERED
-) -> str:
+def explain_error(table: ErrorTable, status: int, body: bytes, headers: RawHeaders, wall_now: float) -> str:
     """Show what an error answer means: its class, whom it concerns, when to come back, and the rule that says so."""
-    diagnosis = table.diagnose(phase, status, headers, body, wall_now)
-    answer = answer_of(phase, status, headers, read_body(body).wording)
+    diagnosis = table.diagnose(Phase.ANSWERED, status, headers, body, wall_now)
+    answer = answer_of(Phase.ANSWERED, status, headers, read_body(body).wording)
     return "\n".join(_error_lines(table, diagnosis, answer))
 
 

@@ -205,12 +205,11 @@ class Calibration:
     It learns from what providers report. Invariant: a correction stays within a factor of four.
     """
 
-    __slots__ = ("_first_output", "_log_ratio", "_outputs", "count", "error", "expected_output", "ratio")
+    __slots__ = ("_log_ratio", "_outputs", "count", "error", "expected_output", "ratio")
 
     def __init__(self, first_output: int = 512) -> None:
         self.count = 0
         """The calls whose estimate was compared with what they used."""
-        self._first_output = first_output
         self._log_ratio = 0.0
         self.ratio = 1.0
         """Real to estimated input tokens, 0.25 to 4."""
@@ -222,7 +221,6 @@ class Calibration:
 
     def expect(self, first_output: int) -> None:
         """Sets what an answer is taken to be long before any was seen, in tokens."""
-        self._first_output = first_output
         if not self._outputs.weight:
             self.expected_output = first_output
 

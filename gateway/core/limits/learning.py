@@ -800,7 +800,6 @@ class UnwrittenBurst:
     __slots__ = (
         "_again_s",
         "_due",
-        "_first",
         "_flights",
         "_is_tried",
         "_least",
@@ -816,7 +815,7 @@ class UnwrittenBurst:
     def __init__(self, rate_per_s: float, most: float, *, is_known: bool = False) -> None:
         """`most` is what is allowed where headers say nothing."""
         self.most = most
-        self.burst = self._first = min(max(FIRST_S * rate_per_s, FIRST_CALLS), most)
+        self.burst = min(max(FIRST_S * rate_per_s, FIRST_CALLS), most)
         """The requests that may go at once."""
         self.is_known = is_known
         """Headers say what is left."""

@@ -34,7 +34,6 @@ class RedisDeadLetters:
 
     def __init__(self, partitions: JobPartitions, steps: RedisSteps, writes: RedisWrites) -> None:
         self._partitions = partitions
-        self._steps = steps
         self._writes = writes
         self._letters = steps.letters
 
