@@ -11,7 +11,17 @@ from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.balancing import BUILT_IN_RULES, Choice, Retries
-from gateway.core.call import EARLIER_TRIES, Call, CallRecord, CallRoute, Reply, Request, Setbacks, Slot
+from gateway.core.call import (
+    EARLIER_TRIES,
+    FALLBACK_ANSWER,
+    Call,
+    CallRecord,
+    CallRoute,
+    Reply,
+    Request,
+    Setbacks,
+    Slot,
+)
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.limit_table import Limits
@@ -52,6 +62,7 @@ SLOTS: dict[str, Slot[Any]] = {
     "replay": OUTCOME,
     "idempotency_key": SENT_KEY,
     "cache_control": CACHE_CONTROL,
+    "fallback_answer": FALLBACK_ANSWER,
 }
 """The state of products that calls may be made with."""
 ERRORS = read_error_tables((), {}, []).of("")

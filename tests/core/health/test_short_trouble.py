@@ -124,7 +124,7 @@ def test_a_call_with_another_answer_does_not_wait() -> None:
     async def story(clock: LoopClock) -> None:
         city = City([Provider(fails(503, ERROR_S))], clock)
 
-        told = await city.call(deadline=clock.now + PATIENCE_S, has_fallback_answer=True, **PATIENT)
+        told = await city.call(deadline=clock.now + PATIENCE_S, fallback_answer=True, **PATIENT)
 
         assert told.result == "server_error"
         assert told.took_s < 3.0
