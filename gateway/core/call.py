@@ -1,9 +1,9 @@
 """A request's life as data, and the hooks by which products take part in it.
 
 In this order: the call, with its typed slots; what came back for it; its reply and its account; then `CallFeature` and how the
-features of a route are compiled. A `Call` belongs to one client request and is only
-touched by the task that serves it. A product gives the calls of a route a `CallFeature`, or None: then it costs these calls
-nothing. The core knows no product by name; the list of them is in `gateway/call_products.py`.
+features of a route are compiled. A `Call` belongs to one client request and is only touched by the task that serves it. A
+product gives the calls of a route a `CallFeature`, or None: then it costs these calls nothing. The core knows no product by
+name: the list of them is handed to the pipeline.
 """
 
 from __future__ import annotations

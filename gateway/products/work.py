@@ -36,7 +36,8 @@ from gateway.products.jobs.worker import CrashSuspects, JobEngine, JobWorker, La
 from gateway.products.routes import absent_routes
 
 # What is accepted for one that is not here rests in the store.
-if is_installed("gateway.products.jobs.webhooks"):
+HAS_WEBHOOKS: Final = is_installed("gateway.products.jobs.webhooks")
+if HAS_WEBHOOKS:
     from gateway.products.jobs.webhooks.work import WebhookWork
 HAS_BATCHES: Final = is_installed("gateway.products.batches")
 if HAS_BATCHES:
@@ -103,7 +104,7 @@ class JobWork:
         rules, draw = self._default_rules, self._random.randbytes
         self.webhooks: WebhookWork | None = None
         """None: it is not installed."""
-        if is_installed("gateway.products.jobs.webhooks"):
+        if HAS_WEBHOOKS:
             self.webhooks = WebhookWork(policies, clock, engine.reader, outwards, self._random.random)
         self.service = JobService(engine, clock, rules, price_of, draw, runs, as_run if HAS_PIPELINES else None)
         self.batches: BatchWork | None = None

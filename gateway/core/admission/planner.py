@@ -1,8 +1,7 @@
 """Where a call may go: the targets that can do what it needs, in the order in which it tries them, and which are in service.
 
 First the plan (`Planner`), then what retries may take of budgets (`RetryBudgets`). It must not reserve anything of a target, or
-wait. Invariant: a target whose breaker keeps the call out is never offered, unless the call
-has the time to wait for it.
+wait. Invariant: a target whose breaker keeps the call out is never offered, unless the call has the time to wait for it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 First the sections server, providers, keys and passthrough, whose entries are checked against each other; after a problem their
 values only serve to find more problems. Then `load_snapshot`, which is the order of it all. No provider is connected and no
-price looked up before the whole config is sound. Invariant: either a snapshot is returned,
-or `ConfigError` carries every problem of every file, each with its line.
+price looked up before the whole config is sound. Invariant: either a snapshot is returned, or `ConfigError` carries every
+problem of every file, each with its line.
 """
 
 from __future__ import annotations

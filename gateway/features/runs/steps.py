@@ -6,8 +6,8 @@
           ── else lead: claim, run the call, keep the answer, give it
 
 The claim is that of an idempotency record under an id of tenant, run and step; the answer is in the store of jobs. First the
-calls, then the store as they see it. Invariants:
-an answer is given whole only after it is kept; who leaves stops no call that is being paid for; a step has one answer.
+calls, then the store as they see it. Invariants: an answer is given whole only after it is kept; who leaves stops no call that
+is being paid for; a step has one answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the worker needs of others: outcomes judged, and calls made of stored requests.
 
-In this order: the outcomes; the ports of calls; and one request through the pipeline, which calls
-and lines share.
+In this order: the outcomes; the ports of calls; and one request through the pipeline, which calls and lines share.
 """
 
 from __future__ import annotations
