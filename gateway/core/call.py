@@ -277,6 +277,10 @@ class Call:
         """Frees the parsed body: it is not wanted any more, or not for long enough to be worth its memory."""
         self.parsed = None
 
+    def hush(self) -> None:
+        """Has nothing sent ahead of its answer, which has a status of its own."""
+        self.comment = None
+
     def take(self, route: CallRoute) -> None:
         """Has the call go this route."""
         self.route = route

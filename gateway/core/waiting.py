@@ -84,8 +84,7 @@ class KeepAlive:
     def _tell(self, call: Call) -> bool:
         """Sends the comment; returns whether that worked. A defect costs only this call its comments, and the sweep goes on."""
         try:
-            # A call that is withdrawn has an answer of another kind, with a status of its own.
-            return call.comment is not None and not call.is_withdrawn and call.comment(self._describe(call))
+            return call.comment is not None and call.comment(self._describe(call))
         except Exception:
             log.exception("defect while keeping %s alive", call.request.id)
             return False

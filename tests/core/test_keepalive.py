@@ -64,6 +64,19 @@ def test_a_call_that_has_ended_hears_nothing() -> None:
     assert (early.heard, late.heard, len(keepalive)) == ([], [b"waiting"], 0)
 
 
+def test_a_call_of_which_nothing_is_booked_hears_that_it_waits_unless_it_is_hushed() -> None:
+    """A pipeline withdraws its call, for its steps are the calls, and still has a stream to answer; a 202 has no comment."""
+    keepalive, waits, hushed = KeepAlive(), Listener(), Listener()
+    for listener in (waits, hushed):
+        listener.call.is_withdrawn = True
+        keepalive.begin(listener.call, 0.0)
+
+    hushed.call.hush()
+    keepalive.sweep(20.0)
+
+    assert (waits.heard, hushed.heard) == ([b"waiting"], [])
+
+
 def test_a_call_whose_client_cannot_be_told_is_not_tried_again() -> None:
     """It is too late, or nobody is there; and some have no connection at all."""
     keepalive, gone, mute = KeepAlive(), Listener(is_there=False), Listener()
