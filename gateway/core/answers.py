@@ -186,12 +186,9 @@ def _list_beside(ledger: list[Attempt], attempt: Attempt, other: Attempt) -> Non
 
 def clocks_of(target: Target, call: Call) -> Clocks:
     """The target's time limits for a call to this endpoint, in this lane."""
-    request = call.request
-    return (
-        target.clocks_by.get((request.endpoint.name, request.lane), target.clocks)
-        if target.clocks_by
-        else target.clocks
-    )
+    if not target.clocks_by:
+        return target.clocks
+    return target.clocks_by.get((call.request.endpoint.name, call.request.lane), target.clocks)
 
 
 def _must_open_by(call: Call, clocks: Clocks, started_at: float) -> float:

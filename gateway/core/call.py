@@ -432,6 +432,8 @@ class CallFeature:
     __slots__ = ()
     absent_headers: tuple[tuple[bytes, bytes], ...] = ()
     """Of a product: the headers of calls for which it has no feature."""
+    fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers that the answers and errors of all its calls have."""
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Reads what the request asks of this feature; `headers` are those of the client, by lower-case name."""
@@ -510,16 +512,17 @@ def features_of(
     products: Iterable[CallProduct], route: CallRoute, requested: frozenset[bytes]
 ) -> tuple[list[CallFeature], tuple[tuple[bytes, bytes], ...]]:
     """Returns the features that the products, the outermost first, have for a route and the options that a call asks for; and
-    the headers of those that have none."""
+    the headers that all its calls have."""
     features: list[CallFeature] = []
-    absent_headers: Headers = []
+    fixed_headers: Headers = []
     for product in products:
         feature = product.for_route(route, requested)
         if feature is None:
-            absent_headers += product.absent_headers
+            fixed_headers += product.absent_headers
         else:
             features.append(feature)
-    return features, tuple(absent_headers)
+            fixed_headers += feature.fixed_headers
+    return features, tuple(fixed_headers)
 
 
 def _overrides(feature: CallFeature, hook: str) -> bool:

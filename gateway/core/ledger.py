@@ -201,7 +201,7 @@ class Accounts:
         cost = beside_usd or (None if attempt is None else cost_usd(call, attempt.target, usage))
         is_served = last is not None and cost is not None
         retries_usd, retries = 0.0, call.attempts
-        if len(call.attempts) > int(is_served):  # more than the one that served it
+        if len(retries) > int(is_served):  # more than the one that served it
             retries = [one for one in call.attempts if one is not last] if is_served else call.attempts
             retries_usd = known_usd(retries) or 0.0
             if any(one.discarded is not None for one in call.attempts):
@@ -244,11 +244,12 @@ class Accounts:
 
 def overhead_s(call: Call, now: float) -> float:
     """The part of the call's time so far that was ours: neither a provider's nor spent waiting for its limits."""
-    if len(call.attempts) == 1:  # as in most calls
-        attempt = call.attempts[0]
+    attempts = call.attempts
+    if len(attempts) == 1:  # as in most calls
+        attempt = attempts[0]
         upstream_s = (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
     else:
-        upstream_s = _upstream_s(call.attempts, now)
+        upstream_s = _upstream_s(attempts, now)
     ours_s = now - call.request.received_at - upstream_s
     if call.setbacks is not None:
         ours_s = ours_s - call.setbacks.queue_s - call.setbacks.backoff_s
@@ -642,6 +643,9 @@ def _requested_tier(call: Call, target: Target) -> str:
 # --- what an answer tells about its way through the gateway: request id, target, attempts, times ---
 
 
+_NOT_QUEUED: Final = (b"x-gateway-queue-ms", b"0")
+
+
 def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> list[tuple[bytes, bytes]]:
     """The `x-gateway-*` headers and `x-request-id` of an answer that begins at `now` (monotonic seconds).
 
@@ -649,16 +653,17 @@ def answer_headers(call: Call, now: float, attempt: Attempt | None = None) -> li
     """
     request = call.request
     own_id = request.id.encode()
-    setbacks = call.setbacks
-    denied, skips = (None, None) if setbacks is None else (setbacks.denied, setbacks.skips)
     headers = [
-        (b"x-gateway-queue-ms", b"0" if setbacks is None else b"%d" % (setbacks.queue_s * 1000)),
+        _NOT_QUEUED,
         (b"x-gateway-overhead-ms", b"%.2f" % (overhead_s(call, now) * 1000)),
         (b"x-gateway-request-id", own_id),
     ]
-    attempts = call.attempts
-    if denied is not None:
-        headers.append((b"x-gateway-retry-denied", denied.encode()))
+    attempts, setbacks, skips = call.attempts, call.setbacks, None
+    if setbacks is not None:
+        skips = setbacks.skips
+        headers[0] = (b"x-gateway-queue-ms", b"%d" % (setbacks.queue_s * 1000))
+        if setbacks.denied is not None:
+            headers.append((b"x-gateway-retry-denied", setbacks.denied.encode()))
     hooks = call.route.hooks
     if hooks is not None:
         headers += hooks.fixed_headers

@@ -112,11 +112,12 @@ class RepeatedCalls(CallFeature):
 
     def enter(self, call: Call) -> Call | None:
         """Notes the call; returns the original that it repeats, if that is running and has no follower."""
-        bucket = self._buckets[len(call.request.body) % BUCKETS_BY_LENGTH]
-        originals = (one for one, body in bucket.values() if body == call.request.body and _repeats(call, one))
+        sent, original = call.request.body, None
+        bucket = self._buckets[len(sent) % BUCKETS_BY_LENGTH]
         # Most calls have no slots at all, and are not asked for more.
-        original = next(originals, None) if call.slots is not None and EARLIER_TRIES.find(call) else None
-        bucket[id(call)] = call, call.request.body
+        if call.slots is not None and EARLIER_TRIES.find(call):
+            original = next((one for one, body in bucket.values() if body == sent and _repeats(call, one)), None)
+        bucket[id(call)] = call, sent
         return original
 
     def leave(self, call: Call, length: int, ended: Ended) -> None:

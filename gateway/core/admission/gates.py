@@ -70,17 +70,18 @@ def estimate_of(call: Call) -> int:
     """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
     if call.estimate < 0:
         call.estimate = 0
-        if call.request.endpoint.tokens == "none" or call.request.endpoint.request != "json":
+        request = call.request
+        if request.endpoint.tokens == "none" or request.endpoint.request != "json":
             return 0
-        if call.request.large is not None and call.request.large.tokens >= 0:
-            call.estimate = call.request.large.tokens
+        if request.large is not None and request.large.tokens >= 0:
+            call.estimate = request.large.tokens
         else:
-            parsed = call.parsed or json_object(call.request.body)
+            parsed = call.parsed or json_object(request.body)
             if parsed is not None:
                 target = call.route.model.targets[0]
                 find_tokenizer = target.counting.exact_tokens
                 count = find_tokenizer(upstream_model(call, target)) if find_tokenizer is not None else None
-                call.estimate = estimate_input_tokens(call.request.body, parsed, count)
+                call.estimate = estimate_input_tokens(request.body, parsed, count)
     return call.estimate
 
 

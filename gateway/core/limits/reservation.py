@@ -128,12 +128,12 @@ class Reservation:
         if self.mark is not None:
             gate.learn(read_limit_headers(headers, wall_now(), gate.counting.kind), self.at, self.mark, now)
         took_s = now - self.at
-        responsiveness.whole_answer.observe(took_s, now)
         gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
         self.is_judged = self.is_reported = True
         breaker.succeeded(self.permit.own, now, None)
         buckets = limits.table.buckets  # these headers may have changed them
         if usage is None or not self.estimate or buckets is None:
+            responsiveness.whole_answer.observe(took_s, now)
             self.settle(usage, now)
             return
         self.is_open = False
@@ -155,6 +155,7 @@ class Reservation:
             actual = limits.shrink(Cost(*actual), inf)
         reserved = (requests, reserved_input, reserved_output, reserved_input + reserved_output)
         settle_all(buckets, reserved, (*actual, actual[1] + actual[2]), now, self.at)
+        responsiveness.whole_answer.observe(took_s, now)
         if not usage.estimated:
             gate.calibration.observe(self.estimate, usage.input, usage.output)
 

@@ -13,6 +13,7 @@ a store in trouble makes calls dearer, and never fails one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from gateway.core.call import (
@@ -121,7 +122,9 @@ class Replays(OutcomeTrail):
             if caching.exact.requests != "off" or caching.semantic is not None:
                 return self
             if caching.coalesce != "off":
-                return EqualCalls(self, self._note, caching.coalesce, route.endpoint.name)
+                # By what it asks for, another product may spare a call its provider.
+                kind = EqualCalls if requested else UnrequestedEqualCalls
+                return kind(self, self._note, caching.coalesce, route.endpoint.name)
         # Another product that the call asks for may spare it its provider.
         return self._trail if requested else None
 
@@ -298,7 +301,7 @@ class EqualCalls(OutcomeTrail):
     __slots__ = ("_coalesce", "_endpoint", "_replays")
 
     def __init__(self, replays: Replays, note: Callable[[Call], None], coalesce: Which, endpoint: str) -> None:
-        """`coalesce` and the name of the `endpoint` are those of the route: most calls of a gateway come by here."""
+        """`coalesce` and the name of the `endpoint` are those of the route."""
         super().__init__(note)
         self._replays = replays
         self._coalesce: Which = coalesce
@@ -309,6 +312,43 @@ class EqualCalls(OutcomeTrail):
         parsed = call.parsed
         if parsed is None or not applies(self._coalesce, self._endpoint, parsed):
             return next(call)
+        return self._replays.serve(call, next)
+
+
+class UnrequestedEqualCalls(EqualCalls):
+    """`EqualCalls` for calls that ask for no product: what spares these their provider is known here.
+
+    Most calls of a gateway come by, and are like no other: these have a fixed header instead of the hooks of the trail.
+    """
+
+    __slots__ = ("_with_trail",)
+
+    fixed_headers: tuple[tuple[bytes, bytes], ...] = (BYPASS,)
+    headers = CallFeature.headers
+    closed = CallFeature.closed
+
+    def __init__(self, replays: Replays, note: Callable[[Call], None], coalesce: Which, endpoint: str) -> None:
+        super().__init__(replays, note, coalesce, endpoint)
+        self._with_trail: tuple[CallRoute, CallRoute] | None = None
+        """The route, and the same one with the hooks of the trail."""
+
+    def serve(self, call: Call, next: Serve) -> Awaitable[Reply]:
+        """Returns the reply to the call, which may be that to an equal one."""
+        parsed = call.parsed
+        if parsed is None or not applies(self._coalesce, self._endpoint, parsed):
+            return next(call)
+        route = call.route
+        if self._with_trail is None or self._with_trail[0] is not route:
+            hooks, trail = route.hooks, OutcomeTrail(self._note)
+            assert hooks is not None  # noqa: S101  # one of them has called this
+            hooks = replace(
+                hooks,
+                fixed_headers=tuple(header for header in hooks.fixed_headers if header is not BYPASS),
+                headers=(*hooks.headers, trail.headers),
+                closed=(*hooks.closed, trail.closed),
+            )
+            self._with_trail = route, replace(route, hooks=hooks)
+        call.take(self._with_trail[1])
         return self._replays.serve(call, next)
 
 
