@@ -16,7 +16,7 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TextIO
@@ -38,6 +38,7 @@ from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
+from gateway.core.call import CallMetrics, CallProduct
 from gateway.core.clock import SteadyClock, SystemClock
 from gateway.core.config.fields import is_loopback
 from gateway.core.config.load import load_snapshot
@@ -75,21 +76,13 @@ from gateway.settings import Settings
 from gateway.stores import open_store
 
 # One that is not here is left out.
-if is_installed("gateway.features.degrade"):
-    from gateway.features.degrade.service import DegradeMetrics
-if is_installed("gateway.features.grouping"):
-    from gateway.features.grouping.service import GroupMetrics
-if is_installed("gateway.features.output"):
-    from gateway.features.output.service import OutputMetrics
 if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.http import object_routes
-    from gateway.features.ownership.service import ObjectMetrics
 if is_installed("gateway.features.reuse"):
     from gateway.features.reuse.http import cache_routes
-    from gateway.features.reuse.inspect import CacheInspector, CacheMetrics, Savings
+    from gateway.features.reuse.inspect import CacheInspector
 if is_installed("gateway.features.runs"):
     from gateway.features.runs.http import RunRoutes, workflow_routes
-    from gateway.features.runs.metrics import RunCounter
     from gateway.features.runs.rules import WORKFLOWS
     from gateway.features.runs.table import RunsOfWork, RunTable
 if is_installed("gateway.features.semantic"):
@@ -126,42 +119,31 @@ class WorkerContext:
 
 
 class ProductMeters:
-    """What products count, each beside its own code; registered in the order of a scrape."""
+    """What is counted beside calls; what products around calls count is their own."""
 
     def __init__(self, telemetry: Telemetry) -> None:
-        self.caches = CacheMetrics() if is_installed("gateway.features.reuse") else None
         self.realtime = RealtimeMetrics() if is_installed("gateway.products.realtime") else None
         self.response_sockets = ResponseSocketMetrics() if is_installed("gateway.products.responses.socket") else None
-        self.objects = ObjectMetrics() if is_installed("gateway.features.ownership") else None
         self.thinking = ThinkingMetrics()
         self.jobs = JobMeter(telemetry.metrics) if is_installed("gateway.products.jobs") else None
-        self.outputs = OutputMetrics() if is_installed("gateway.features.output") else None
-        self.groups = GroupMetrics() if is_installed("gateway.features.grouping") else None
-        self.runs = RunCounter() if is_installed("gateway.features.runs") else None
-        self.degrade = DegradeMetrics() if is_installed("gateway.features.degrade") else None
         self.state = SharedStoreMetrics()
-        if self.caches is not None:
-            telemetry.register(self.caches, self.caches.count)
         if self.realtime is not None:
             telemetry.register(self.realtime)
         if self.response_sockets is not None:
             telemetry.register(self.response_sockets)
-        if self.objects is not None:
-            telemetry.register(self.objects)
         telemetry.register(self.thinking)
         if self.jobs is not None:
             telemetry.register(self.jobs)
-        if self.outputs is not None:
-            telemetry.register(self.outputs)
-        if self.groups is not None:
-            telemetry.register(self.groups)
-        if self.jobs is not None:
             telemetry.register(self.jobs.work)
-        if self.runs is not None:
-            telemetry.register(self.runs, self.runs.count)
-        if self.degrade is not None:
-            telemetry.register(self.degrade)
         telemetry.register(self.state)
+
+
+def register_metrics(telemetry: Telemetry, products: Iterable[CallProduct]) -> None:
+    """Registers what products around calls count."""
+    for product in products:
+        table = product.metrics
+        if table is not None:
+            telemetry.register(table, table.count if isinstance(table, CallMetrics) else None)
 
 
 class Gateway:
@@ -209,11 +191,10 @@ class Gateway:
         if self._shared is not None:
             self._sharing = Sharing(self._clock, self._shared.leases, queue, self._draw)
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, queue, self._sharing)
-        self._savings = Savings() if is_installed("gateway.features.reuse") else None
         self._runs, self._work_runs = None, NO_RUNS
         if is_installed("gateway.features.runs"):
             self._runs = RunTable(
-                self._kept_clock, lambda: WORKFLOWS.of(self._policies.current), self._meters.runs, self._opened.runs
+                self._kept_clock, lambda: WORKFLOWS.of(self._policies.current), kept=self._opened.runs
             )
             self._work_runs = RunsOfWork(self._runs)
         self._pipeline = Pipeline(
@@ -226,16 +207,11 @@ class Gateway:
         self._products = install_products(
             self._pipeline,
             self._opened,
-            savings=self._savings,
             kept_clock=self._kept_clock,
             runs=self._runs,
-            degrade_metrics=self._meters.degrade,
-            output_metrics=self._meters.outputs,
-            group_metrics=self._meters.groups,
         )
         self._own_products = [product(self._pipeline) for product in OWN_PRODUCTS]
-        for product in self._own_products:
-            self._telemetry.register(product.metrics)
+        register_metrics(self._telemetry, (*self._products.in_order(), *self._own_products))
         self._realtime = None
         if is_installed("gateway.products.realtime"):
             self._realtime = RealtimeSessions(
@@ -519,11 +495,11 @@ class Gateway:
         ]
 
     def _cache_routes(self) -> list[BaseRoute]:
-        replays, savings = self._products.replays, self._savings
-        if replays is None or savings is None:
+        replays = self._products.replays
+        if replays is None:
             return []
         inspector = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
-        return cache_routes(self._policies, inspector, savings)
+        return cache_routes(self._policies, inspector, replays.savings)
 
     # --- what changes while it runs ---
 
@@ -537,16 +513,16 @@ class Gateway:
 
     def _fill_gauges(self) -> None:
         """Sets the gauges of products, which are only looked at when somebody asks for metrics."""
-        meters = self._meters
-        if meters.caches is not None:
-            meters.caches.set_store(self._store.stats())
+        meters, replays, ownership = self._meters, self._products.replays, self._products.ownership
+        if replays is not None:
+            replays.metrics.set_store(self._store.stats())
         if meters.realtime is not None and self._realtime is not None:
             meters.realtime.set_traffic(self._realtime.traffic())
         if meters.response_sockets is not None:
             meters.response_sockets.set_open(sum(one.is_connection for one in self._inflight.present()))
         objects = self._opened.objects
-        if meters.objects is not None and objects is not None:
-            meters.objects.set_objects(objects.entries, objects.lost)
+        if ownership is not None and objects is not None:
+            ownership.metrics.set_objects(objects.entries, objects.lost)
         if self._durable is not None:
             self._durable.fill_gauges()
         if self._shared is not None:

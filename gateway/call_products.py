@@ -23,7 +23,6 @@ if is_installed("gateway.dialects.count_tokens"):
 if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.service import Ownership
 if is_installed("gateway.features.reuse"):
-    from gateway.features.reuse.inspect import Savings
     from gateway.features.reuse.service import Replays
 if is_installed("gateway.features.runs"):
     from gateway.features.runs.steps import StepCalls
@@ -31,13 +30,13 @@ if is_installed("gateway.features.runs"):
 if is_installed("gateway.features.sdk_retries"):
     from gateway.features.sdk_retries import RepeatedCalls
 if is_installed("gateway.features.degrade"):
-    from gateway.features.degrade.service import DegradeMetrics, SlowModels
+    from gateway.features.degrade.service import SlowModels
 if is_installed("gateway.features.background_charges"):
     from gateway.features.background_charges import Deferred
 if is_installed("gateway.features.output"):
-    from gateway.features.output.service import OutputMetrics, Outputs
+    from gateway.features.output.service import Outputs
 if is_installed("gateway.features.grouping"):
-    from gateway.features.grouping.service import GroupMetrics, Groups
+    from gateway.features.grouping.service import Groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,8 @@ def install_products(
     pipeline: Pipeline,
     opened: OpenedStore,
     *,
-    savings: Savings | None = None,
     kept_clock: Clock | None = None,
     runs: RunTable | None = None,
-    degrade_metrics: DegradeMetrics | None = None,
-    output_metrics: OutputMetrics | None = None,
-    group_metrics: GroupMetrics | None = None,
 ) -> CallProducts:
     """Makes the products and installs them in the pipeline.
 
@@ -90,10 +85,7 @@ def install_products(
     """
     clock, admission, accounts, store = pipeline.clock, pipeline.admission, pipeline.accounts, opened.store
     kept_clock = clock if kept_clock is None else kept_clock
-    replays = None
-    if is_installed("gateway.features.reuse"):
-        savings = Savings() if savings is None else savings
-        replays = Replays(kept_clock, accounts, store, savings.note)
+    replays = Replays(kept_clock, accounts, store) if is_installed("gateway.features.reuse") else None
     products = CallProducts(
         message_ids=MessageIds() if is_installed("gateway.dialects.message_ids") else None,
         counts=TokenCounts(clock, admission, accounts) if is_installed("gateway.dialects.count_tokens") else None,
@@ -104,16 +96,12 @@ def install_products(
         repeated=None
         if replays is None or not is_installed("gateway.features.sdk_retries")
         else RepeatedCalls(clock, accounts, replays.single_flight),
-        slow_models=SlowModels(clock, admission.gates, degrade_metrics or DegradeMetrics())
-        if is_installed("gateway.features.degrade")
-        else None,
+        slow_models=SlowModels(clock, admission.gates) if is_installed("gateway.features.degrade") else None,
         deferred=Deferred(admission) if is_installed("gateway.features.background_charges") else None,
-        outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch, output_metrics)
+        outputs=Outputs(clock, pipeline.meter, admission, pipeline.attempts, pipeline.watch)
         if is_installed("gateway.features.output")
         else None,
-        groups=Groups(clock, admission, pipeline.attempts, group_metrics)
-        if is_installed("gateway.features.grouping")
-        else None,
+        groups=Groups(clock, admission, pipeline.attempts) if is_installed("gateway.features.grouping") else None,
     )
     pipeline.install(products.in_order())
     return products

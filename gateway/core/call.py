@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.bucket import Cost
+from gateway.core.metrics import MetricTable
 from gateway.core.openai.bodies import Large
 from gateway.core.retry import Attempt
 from gateway.core.retry_budgets import Reserved
@@ -434,6 +435,8 @@ class CallFeature:
     """Of a product: the headers of calls for which it has no feature."""
     fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers that the answers and errors of all its calls have."""
+    metrics: MetricTable | None = None
+    """Of a product: what it counts; None: nothing."""
 
     def read(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Reads what the request asks of this feature; `headers` are those of the client, by lower-case name."""
@@ -457,6 +460,13 @@ class CallFeature:
         """Counts the call; returns fields for its line in the call log, None for none."""
 
 
+class CallMetrics(MetricTable):
+    """The metrics of a product that counts ended calls behind them, in batches, and not in `closed`."""
+
+    def count(self, record: CallRecord) -> None:
+        """Counts an ended call in which some product had a part."""
+
+
 class CallProduct(Protocol):
     """A product that takes part in calls."""
 
@@ -466,6 +476,11 @@ class CallProduct(Protocol):
     """The request headers, in lower case, by which a single call asks for the product."""
     absent_headers: tuple[tuple[bytes, bytes], ...]
     """The headers of the answers to calls for which it has no feature."""
+
+    @property
+    def metrics(self) -> MetricTable | None:
+        """What it counts; None: nothing."""
+        ...
 
     def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns its feature for calls of this route that bring the headers `requested`; None: it does nothing for them."""

@@ -22,7 +22,7 @@ class Product(CallFeature):
 
     def __init__(self, pipeline: Pipeline) -> None:
         """A product that waits, counts tokens or makes calls takes the clock and other parts of the pipeline."""
-        self.metrics = MetricTable()
+        self.metrics: MetricTable = MetricTable()
 
     def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns its feature for calls of this route that bring the headers `requested`; None: it does nothing for them."""

@@ -17,7 +17,7 @@ from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint, Usage
 from gateway.features.outcome import CacheOutcome
 from gateway.features.reuse.http import cache_routes
-from gateway.features.reuse.inspect import Savings
+from gateway.features.reuse.savings import Savings
 from gateway.routes import build_app
 from tests.e2e.harness import ADMIN_KEY, KEYS, config_of
 from tests.support.configs import load_text

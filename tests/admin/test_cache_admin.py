@@ -12,7 +12,7 @@ import pytest
 
 from gateway.admin.http import MOST_BYTES
 from gateway.core.errors import NotFound
-from gateway.features.reuse.inspect import Savings
+from gateway.features.reuse.savings import Savings
 from tests.admin.cacheadmin import KEY, FakeCache, hit, miss, saved, serving
 from tests.e2e.harness import ADMIN_KEY, WEB_KEY, Response, chat, connect, get, post
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
 from functools import cache
 
 import pytest
 
 from gateway.admin.http import LIVE_PATHS, READY_PATHS
-from gateway.app import ProductMeters
 from gateway.cli.main import main
 from gateway.core.limits.limit_table import PART_OF
 from gateway.core.openai import headers
 from gateway.core.retry import DENIALS
-from gateway.core.telemetry import CallLog, Telemetry
 from gateway.core.types import ErrorClass, SkipReason, Usage
 from gateway.emulator.config import FAULTS, EmulatorConfig
 from tests.core.test_telemetry import line_of, record, spared
 from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference, rows, section, words
+from tests.support.metrics import whole_telemetry
 
 NO_HEADERS = frozenset(
     b"max-age max-stale min-fresh no-cache no-store only-if-cached cross-site keep-alive form-data "
@@ -140,11 +138,9 @@ def test_reasons_and_results_are_told() -> None:
 
 def metrics() -> dict[str, set[str]]:
     """The labels of each metric, by its name as a scraper sees it."""
-    telemetry = Telemetry(CallLog(io.StringIO(), "json"), wall=lambda: 0.0)
-    ProductMeters(telemetry)
     return {
         f"{family.name}_total" if family.type == "counter" else family.name: set(getattr(family, "_labelnames", ()))
-        for family in telemetry.collect()
+        for family in whole_telemetry().collect()
     }
 
 

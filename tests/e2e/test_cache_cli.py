@@ -15,7 +15,7 @@ from gateway.cli.main import main
 from gateway.cli.operate import LONGEST_NAME, AdminRefused, cache_table, purged, question, size, stats_table, story
 from gateway.core.types import StoreBounds
 from gateway.features.reuse.http import show_cache, show_savings
-from gateway.features.reuse.inspect import PROVIDER, Savings
+from gateway.features.reuse.savings import PROVIDER, Savings
 from tests.admin.cacheadmin import KEY, FakeCache, hit, miss, saved, serving
 from tests.e2e.harness import ADMIN_KEY, WEB_KEY, chat
 from tests.rows import rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
@@ -253,8 +253,6 @@ class Bench:
     caching: Caching = field(default_factory=Caching)
     store: Store | None = None
     """None: in memory."""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    """The metrics of products that a test looks at, by the names of `install_products`."""
 
     def __post_init__(self) -> None:
         self.policy = _policy(self._model(), self.bounds, self.keys)
@@ -267,7 +265,7 @@ class Bench:
         """Makes the pipeline anew, with all products around its calls."""
         assert self.store is not None
         self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
-        self.products = install_products(self.pipeline, with_parts(self.store), runs=runs, **self.metrics)
+        self.products = install_products(self.pipeline, with_parts(self.store), runs=runs)
 
     @property
     def steps(self) -> StepCalls:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from gateway.app import ProductMeters
-from gateway.core.telemetry import CallLog, Telemetry
 from gateway.workers.worker import (
     ADDED,
     LEAST,
@@ -23,6 +19,7 @@ from gateway.workers.worker import (
     gauge,
     merge,
 )
+from tests.support.metrics import whole_telemetry
 
 
 def calls(total: float, in_flight: float = 0.0) -> list[Family]:
@@ -110,9 +107,7 @@ def test_a_gauge_has_the_rule_of_its_name() -> None:
 
 def test_every_gauge_of_the_gateway_has_a_rule() -> None:
     """None is added or compared by chance: a new one is put into ADDED, LEAST or MOST."""
-    telemetry = Telemetry(CallLog(io.StringIO(), "json"), lambda: 0.0)
-    ProductMeters(telemetry)
-    gauges = {family.name for family in telemetry.registry.collect() if family.type == "gauge"}
+    gauges = {family.name for family in whole_telemetry().registry.collect() if family.type == "gauge"}
 
     assert gauges - (ADDED | LEAST | MOST) == set()
     assert len(ADDED | LEAST | MOST) == len(ADDED) + len(LEAST) + len(MOST)

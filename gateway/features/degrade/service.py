@@ -47,10 +47,10 @@ class SlowModels:
     options: frozenset[bytes] = frozenset()
     absent_headers: tuple[tuple[bytes, bytes], ...] = ()
 
-    def __init__(self, clock: Clock, gates: Gates, metrics: DegradeMetrics) -> None:
+    def __init__(self, clock: Clock, gates: Gates) -> None:
         self._clock = clock
         self._gates = gates
-        self._metrics = metrics
+        self.metrics = DegradeMetrics()
         self._seen: dict[str, _Seen] = {}
         """By model; as many as the config has had."""
 
@@ -60,7 +60,7 @@ class SlowModels:
         if rules is None or route.endpoint.request != "json":
             return None
         seen = self._seen.setdefault(route.model.name, _Seen())
-        return CallsOfModel(rules, seen, self._clock, self._gates, self._metrics)
+        return CallsOfModel(rules, seen, self._clock, self._gates, self.metrics)
 
 
 @dataclass(slots=True)

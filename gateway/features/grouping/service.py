@@ -199,17 +199,14 @@ class Groups(CallFeature):
     still waits for it.
     """
 
-    __slots__ = ("_admission", "_attempts", "_clock", "_metrics", "_open", "_running")
+    __slots__ = ("_admission", "_attempts", "_clock", "_open", "_running", "metrics")
 
     name = "grouping"
     options: frozenset[bytes] = frozenset()
 
-    def __init__(
-        self, clock: Clock, admission: Admission, attempts: Attempts, metrics: GroupMetrics | None = None
-    ) -> None:
-        """Without `metrics` groups are counted nowhere."""
+    def __init__(self, clock: Clock, admission: Admission, attempts: Attempts) -> None:
         self._clock = clock
-        self._metrics = GroupMetrics() if metrics is None else metrics
+        self.metrics: GroupMetrics = GroupMetrics()
         self._admission = admission
         self._attempts = attempts
         self._open: dict[Hashable, Group] = {}
@@ -315,7 +312,7 @@ class Groups(CallFeature):
             _answer(group.members[0], None)
             return
         call = group.join_calls()
-        self._metrics.sent(call.route.model.name, len(group.members))
+        self.metrics.sent(call.route.model.name, len(group.members))
         group.task = asyncio.create_task(self._serve(group, call))
         self._running.add(group.task)
         group.task.add_done_callback(self._running.discard)

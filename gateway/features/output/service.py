@@ -189,7 +189,7 @@ class OutputMetrics(MetricTable):
 class Outputs(CallFeature):
     """Checks answers. One per process; holds no state of any call but what is in it."""
 
-    __slots__ = ("_admission", "_attempts", "_clock", "_judge", "_meter", "_metrics", "_repairs", "_schemas", "_watch")
+    __slots__ = ("_admission", "_attempts", "_clock", "_judge", "_meter", "_repairs", "_schemas", "_watch", "metrics")
 
     name = "output"
     options: frozenset[bytes] = frozenset()
@@ -201,10 +201,8 @@ class Outputs(CallFeature):
         admission: Admission,
         attempts: Attempts,
         watch: AttemptDeadlines,
-        metrics: OutputMetrics | None = None,
     ) -> None:
-        """Without `metrics` checks are counted nowhere."""
-        self._metrics = OutputMetrics() if metrics is None else metrics
+        self.metrics: OutputMetrics = OutputMetrics()
         self._clock = clock
         self._meter = meter
         self._admission = admission
@@ -420,7 +418,7 @@ class Outputs(CallFeature):
         check.result = result
         if result is OutputResult.INVALID:
             INVALID_ANSWER.put(call, True)
-        self._metrics.output_checks.totals[call.route.model.name, result] += 1
+        self.metrics.output_checks.totals[call.route.model.name, result] += 1
 
     # --- streams that are relayed ---
 

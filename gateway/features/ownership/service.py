@@ -282,13 +282,14 @@ class Ownership(CallFeature):
     same answer as for an id that does not exist; while the owner of an id is unknown, no caller gets it.
     """
 
-    __slots__ = ("_objects",)
+    __slots__ = ("_objects", "metrics")
 
     name = "objects"
     options: frozenset[bytes] = frozenset()
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
+        self.metrics: ObjectMetrics = ObjectMetrics()
 
     def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
         """Returns itself where tenants share a provider's account."""

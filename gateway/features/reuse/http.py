@@ -21,7 +21,7 @@ from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.types import Endpoint, StoreBounds
 from gateway.dialects.endpoints import ENDPOINTS
 from gateway.features.outcome import CacheOutcome
-from gateway.features.reuse.inspect import MOST_REMEMBERED, PROVIDER, Recollection, Savings, SavingsRow
+from gateway.features.reuse.savings import MOST_REMEMBERED, PROVIDER, Recollection, Savings, SavingsRow
 from gateway.routes import json_response
 
 # --- the layers of reuse as plain data: sizes, savings and the story of one call ---

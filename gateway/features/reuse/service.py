@@ -40,6 +40,7 @@ from gateway.features.outcome import OUTCOME, CacheOutcome
 from gateway.features.reuse.keys import CACHE_CONTROL, NotCached
 from gateway.features.reuse.layers import ReuseLayers, ReusePlan, key_in_use, key_reused, note, plan_reuse
 from gateway.features.reuse.rules import CACHING, Caching, Which, applies
+from gateway.features.reuse.savings import CacheMetrics, Savings
 from gateway.features.single_flight import LEAST_ROOM, SharedAnswer, SingleFlight
 
 BYPASS: Final = (b"x-gateway-cache", b"bypass")
@@ -85,20 +86,31 @@ class OutcomeTrail(CallFeature):
 class Replays(OutcomeTrail):
     """Serves calls whose answer may be reused. One per process."""
 
-    __slots__ = ("_accounts", "_clock", "_requested", "_store", "_trail", "layers", "single_flight")
+    __slots__ = (
+        "_accounts",
+        "_clock",
+        "_requested",
+        "_store",
+        "_trail",
+        "layers",
+        "metrics",
+        "savings",
+        "single_flight",
+    )
 
     name = "reuse"
     options: frozenset[bytes] = frozenset((b"idempotency-key", b"cache-control"))
     absent_headers: tuple[tuple[bytes, bytes], ...] = (BYPASS,)
 
-    def __init__(self, clock: Clock, accounts: Accounts, store: Store, note: Callable[[Call], None]) -> None:
-        """`note` is called with each call that has ended and may have been spared its provider."""
-        super().__init__(note)
+    def __init__(self, clock: Clock, accounts: Accounts, store: Store) -> None:
+        self.metrics: CacheMetrics = CacheMetrics()
+        self.savings = Savings()
+        super().__init__(note_savings := self.savings.note)
         self._clock = clock
         self._accounts = accounts
         self._store = store
-        self._trail = OutcomeTrail(note)
-        self._requested = RequestedReplays(self, note)
+        self._trail = OutcomeTrail(note_savings)
+        self._requested = RequestedReplays(self, note_savings)
         self.layers = ReuseLayers(clock, store)
         self.single_flight = SingleFlight(clock, accounts)
 

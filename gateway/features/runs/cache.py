@@ -13,10 +13,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Container, Iterator
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gateway.core.call import Call
 from gateway.features.outcome import OUTCOME
+from gateway.features.runs.metrics import RunCounter
 from gateway.features.runs.rules import (
     LastWrite,
     RunChange,
@@ -196,32 +197,6 @@ class ActiveRun:
         self.outcome = newer_than(known, LastWrite(at_ms, str(outcome)))
 
 
-class RunMeter(Protocol):
-    """The sink of what is counted of runs. Every method is cheap and synchronous, and never raises."""
-
-    def run_ended(self, record: RunRecord, workflow: str, outcome: RunOutcome, before: str) -> None:
-        """Counts a run under its outcome; `workflow` is a label, `before` the outcome it was counted under; empty: none."""
-        ...
-
-    def run_used(self, workflow: str, *, is_usable: bool, is_first: bool) -> None:
-        """Counts the word on whether somebody could use what came of a run; `is_first`: there was none before."""
-        ...
-
-    def runs_lost(self, number: int) -> None:
-        """Counts runs that were forgotten before their time for want of room."""
-        ...
-
-
-class NoMeter:
-    """Counts nothing."""
-
-    def run_ended(self, record: RunRecord, workflow: str, outcome: RunOutcome, before: str) -> None: ...
-
-    def run_used(self, workflow: str, *, is_usable: bool, is_first: bool) -> None: ...
-
-    def runs_lost(self, number: int) -> None: ...
-
-
 LOG_EVERY_S = 60.0
 log = logging.getLogger("gateway.runs")
 
@@ -229,12 +204,12 @@ log = logging.getLogger("gateway.runs")
 class LostRuns:
     """Counts the runs of a process that were forgotten for want of room, and logs them once a minute at most."""
 
-    __slots__ = ("_are_shared", "_logged_at", "_meter", "_most", "_number")
+    __slots__ = ("_are_shared", "_logged_at", "_metrics", "_most", "_number")
 
-    def __init__(self, most: int, meter: RunMeter, *, are_shared: bool) -> None:
+    def __init__(self, most: int, metrics: RunCounter, *, are_shared: bool) -> None:
         """`most` is how many runs there is room for; those that `are_shared` are kept elsewhere, and not lost."""
         self._are_shared = are_shared
-        self._meter = meter
+        self._metrics = metrics
         self._most = most
         self._number = 0
         """The number of those that the log has not named."""
@@ -243,7 +218,7 @@ class LostRuns:
     def note(self, number: int) -> None:
         """Adds runs that were forgotten just now."""
         if not self._are_shared:
-            self._meter.runs_lost(number)
+            self._metrics.runs_lost(number)
             self._number += number
 
     def log_if_due(self, now: float) -> None:

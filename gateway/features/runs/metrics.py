@@ -1,12 +1,12 @@
-"""What calls add to the numbers of workflows, and what becomes of runs. Implements `RunMeter`.
+"""What calls add to the numbers of workflows, and what becomes of runs.
 
 Labels are declared names, or `other`: however many names callers make up, there is one series more than was declared.
 """
 
 from __future__ import annotations
 
-from gateway.core.call import CallRecord
-from gateway.core.metrics import RUN_SECONDS, USD, Counts, Distribution, Labels, Levels, MetricTable
+from gateway.core.call import CallMetrics, CallRecord
+from gateway.core.metrics import RUN_SECONDS, USD, Counts, Distribution, Labels, Levels
 from gateway.features.outcome import OUTCOME
 from gateway.features.runs.rules import OTHER, PER_USD, RunOutcome, RunRecord
 from gateway.features.runs.step import PART
@@ -16,7 +16,7 @@ GOOD_TASK: Labels = ("task", "true")
 BAD_TASK: Labels = ("task", "false")
 
 
-class RunCounter(MetricTable):
+class RunCounter(CallMetrics):
     """Counts calls of workflows, and runs."""
 
     after = "lossy_fields_total"

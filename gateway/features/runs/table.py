@@ -25,7 +25,8 @@ from gateway.core.ledger import CostEstimates
 from gateway.core.request_fields import METADATA
 from gateway.drivers.durability import JobsUnavailable
 from gateway.features.run_port import RunEnd, RunPort, RunWords, ServedLines
-from gateway.features.runs.cache import MOST_RUNS, ActiveRun, LostRuns, NoMeter, RunCache, RunKey, RunMeter, RunRank
+from gateway.features.runs.cache import MOST_RUNS, ActiveRun, LostRuns, RunCache, RunKey, RunRank
+from gateway.features.runs.metrics import RunCounter
 from gateway.features.runs.rules import (
     IDLE_S,
     KEY_WORKFLOW,
@@ -81,15 +82,18 @@ class RunTable:
         self,
         clock: Clock,
         workflows: Callable[[], Workflows],
-        meter: RunMeter | None = None,
+        metrics: RunCounter | None = None,
         kept: RunStore | None = None,
         most: int = MOST_RUNS,
     ) -> None:
-        """`clock` gives the wall time of records; `workflows` are those in force; `kept` is what all replicas share."""
+        """`clock` gives the wall time of records; `workflows` are those in force; `kept` is what all replicas share.
+
+        `metrics` are those of several tables together; absent: its own.
+        """
         self._clock = clock
         self._workflows = workflows
-        self._meter: RunMeter = NoMeter() if meter is None else meter
-        self._cache = RunCache(most, LostRuns(most, self._meter, are_shared=kept is not None))
+        self.metrics = RunCounter() if metrics is None else metrics
+        self._cache = RunCache(most, LostRuns(most, self.metrics, are_shared=kept is not None))
         self._dirty: dict[RunKey, ActiveRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.kept = kept
@@ -337,9 +341,9 @@ class RunTable:
     def _count(self, before: RunRecord, after: RunRecord) -> None:
         workflow = after.workflow if after.workflow in self._workflows() else OTHER
         if after.counted != before.counted:
-            self._meter.run_ended(after, workflow, RunOutcome(after.counted), before.counted)
+            self.metrics.run_ended(after, workflow, RunOutcome(after.counted), before.counted)
         if after.used != before.used:
-            self._meter.run_used(workflow, is_usable=after.used == "usable", is_first=not before.used)
+            self.metrics.run_used(workflow, is_usable=after.used == "usable", is_first=not before.used)
 
 
 RUNS_PER_PAGE = 500
@@ -496,10 +500,11 @@ class RunBudget(CallFeature):
         read (of which run it is) -> admit (reserve what the call may cost) -> … -> closed (what it has cost)
     """
 
-    __slots__ = ("_costs", "_parts", "table")
+    __slots__ = ("_costs", "_parts", "metrics", "table")
 
     def __init__(self, table: RunTable, costs: CostEstimates) -> None:
         self.table = table
+        self.metrics: RunCounter = table.metrics
         self._costs = costs
         self._parts = RunParts({})
 

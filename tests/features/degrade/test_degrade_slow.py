@@ -46,7 +46,7 @@ def test_a_slow_model_is_asked_for_less_until_it_is_well_below_again() -> None:
 
     asyncio.run(story())
     assert bench.products.slow_models is not None
-    counted = bench.products.slow_models._metrics.degraded.totals
+    counted = bench.products.slow_models.metrics.degraded.totals
     assert dict(counted) == {("m",): sum(header is not None for header, _ in seen)}
 
 

@@ -21,7 +21,7 @@ from gateway.core.snapshot import Key, Rates, with_settings
 from gateway.core.types import LANES, ErrorClass, Outgoing, Phase, Skip, UpstreamFailed
 from gateway.dialects.endpoints import EMBEDDINGS, MODERATIONS
 from gateway.features.grouping.rules import GROUPING, LINES_WINDOW_S, GroupRules
-from gateway.features.grouping.service import GROUP, GROUP_RULES, GroupMetrics
+from gateway.features.grouping.service import GROUP, GROUP_RULES
 from gateway.features.reuse.rules import Caching
 from tests.rows import rows
 from tests.support.flow import Bench, Broken, Script, ScriptedAnswer, failed, whole
@@ -88,14 +88,14 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.provider = Embedder()
-        self.metrics = GroupMetrics()
         self.bench = Bench(
             [self.provider],  # type: ignore[list-item]  # it sends
             clock=self.clock,
             rates=Rates(1e-3, 0, 1e-3),
-            metrics={"group_metrics": self.metrics},
             **self.options,
         )
+        assert self.bench.products.groups is not None
+        self.metrics = self.bench.products.groups.metrics
         self.model = with_settings(self.bench.policy.models["m"], {GROUPING: self.rules})
 
     def call(self, said: Any, group_most: int = 0, **changes: Any) -> Call:

@@ -22,7 +22,7 @@ from gateway.core.telemetry import JsonLines
 from gateway.dialects.endpoints import EMBEDDINGS
 from gateway.drivers.json_schema import compile_schema
 from gateway.features.output.rules import AtLast, OutputRule
-from gateway.features.output.service import CHECK, OutputInvalid, OutputMetrics, set_rule
+from gateway.features.output.service import CHECK, OutputInvalid, set_rule
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import (
     CHAT,
@@ -78,8 +78,6 @@ class OutputBench(Bench):
 
     def __post_init__(self) -> None:
         self.helper = ScriptedUpstream(*self.repairs)
-        self.output_metrics = OutputMetrics()
-        self.metrics = {"output_metrics": self.output_metrics}
         super().__post_init__()
         target = Target(
             "h/big", "h", "big", self.helper, CLOCKS, errors=ERRORS, account="h", find_rates=lambda _model: CHEAP
@@ -91,7 +89,8 @@ class OutputBench(Bench):
     @property
     def outputs(self) -> list[tuple[str, ...]]:
         """The model and the result of each check, those of one kind together."""
-        totals = self.output_metrics.output_checks.totals
+        assert self.products.outputs is not None
+        totals = self.products.outputs.metrics.output_checks.totals
         return [(model, str(result)) for (model, result), number in totals.items() for _ in range(int(number))]
 
     def call(self, **changes: object) -> Call:

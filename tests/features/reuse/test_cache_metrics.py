@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.telemetry import Telemetry
-from gateway.features.reuse.inspect import CacheMetrics
+from gateway.features.reuse.savings import CacheMetrics
 from tests.core.test_telemetry import make, scrape, spared
 
 

@@ -13,7 +13,7 @@ from gateway.core.call import Call
 from gateway.core.retry import Attempt
 from gateway.core.types import Kept, Usage
 from gateway.features.outcome import CacheOutcome
-from gateway.features.reuse.inspect import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
+from gateway.features.reuse.savings import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
 from tests.support.flow import Bench, ScriptedUpstream
 from tests.support.targets import target_named
 
