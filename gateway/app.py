@@ -1,7 +1,7 @@
 """The composition root: the only file that constructs concrete things, and the order in which they start and stop.
 
-`Gateway.__init__` is the order of building: the config first, then stores, admission, the pipeline, durable work, and last the
-ports. The parts that take more than a line follow below `stop`, in the same order.
+`Gateway.__init__` is the order of building: the config first, then stores, admission, the pipeline, durable work, the products
+around calls, and last the ports. The parts that take more than a line follow below `stop`, in the same order.
 
 Stop order: not ready -> (the notice passes) -> no new calls -> running calls finish within the grace -> the rest ends with a
 clear error -> listeners, connections, emulators and the log close. A second signal skips the waiting.
@@ -34,7 +34,6 @@ from gateway.admin.http import (
     metrics_route,
     state_routes,
 )
-from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.queue import DelayQueue
 from gateway.core.answers import AttemptDeadlines
@@ -62,13 +61,14 @@ from gateway.dialects.upstream import Languages
 from gateway.drivers.config import SQLITE
 from gateway.drivers.store import SharedStore, SharedStoreMetrics
 from gateway.emulator import Emulators
+from gateway.features.product import Product
 from gateway.features.run_port import NO_RUNS
 from gateway.fleet.leases import Sharing
 from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
 from gateway.installed import is_installed
-from gateway.own_products import OWN_PRODUCTS
 from gateway.process import container_bytes
+from gateway.product_list import Core, find_product, install_products
 from gateway.products.routes import absent_routes
 from gateway.routes import Served, SocketDoors, build_app, build_front
 from gateway.sections import SECTIONS
@@ -78,13 +78,16 @@ from gateway.stores import open_store
 # One that is not here is left out.
 if is_installed("gateway.features.ownership"):
     from gateway.features.ownership.http import object_routes
+    from gateway.features.ownership.service import Ownership
 if is_installed("gateway.features.reuse"):
     from gateway.features.reuse.http import cache_routes
     from gateway.features.reuse.inspect import CacheInspector
+    from gateway.features.reuse.service import Replays
 if is_installed("gateway.features.runs"):
     from gateway.features.runs.http import RunRoutes, workflow_routes
     from gateway.features.runs.rules import WORKFLOWS
-    from gateway.features.runs.table import RunsOfWork, RunTable
+    from gateway.features.runs.steps import StepCalls
+    from gateway.features.runs.table import RunBudget, RunsOfWork, RunTable
 if is_installed("gateway.features.semantic"):
     from gateway.features.semantic.embedders import Embedders, open_local, open_semantic
 if is_installed("gateway.products.jobs"):
@@ -94,8 +97,6 @@ if is_installed("gateway.products.realtime"):
     from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
     from gateway.products.realtime.service import RealtimeMetrics, RealtimeSessions
     from gateway.products.realtime.upstream import SocketWire
-if is_installed("gateway.products.responses"):
-    pass
 if is_installed("gateway.products.responses.socket"):
     from gateway.products.responses.socket import ResponseSocketDoor, ResponseSocketMetrics
 
@@ -204,19 +205,31 @@ class Gateway:
             self._admission,
             self._draw,
         )
+        self._overload = Shedding(container_bytes())
+        self._durable = None if self._meters.jobs is None else self._build_durable(self._meters.jobs)
+        self._jobs = None if self._durable is None else self._durable.work
         self._products = install_products(
-            self._pipeline,
-            self._opened,
-            kept_clock=self._kept_clock,
-            runs=self._runs,
+            Core(
+                *(self._pipeline, self._opened),
+                kept_clock=self._kept_clock,
+                runs=self._runs,
+                durable=self._durable,
+            )
         )
-        self._own_products = [product(self._pipeline) for product in OWN_PRODUCTS]
-        register_metrics(self._telemetry, (*self._products.in_order(), *self._own_products))
+        register_metrics(self._telemetry, self._products)
+        self._replays, self._ownership = None, None
+        if is_installed("gateway.features.reuse"):
+            self._replays = find_product(self._products, Replays)
+        if is_installed("gateway.features.ownership"):
+            self._ownership = find_product(self._products, Ownership)
+        budget = None
+        if is_installed("gateway.features.runs"):
+            budget, steps = find_product(self._products, RunBudget), find_product(self._products, StepCalls)
+            if self._durable is not None and steps is not None:
+                self._durable.keep(steps)
         self._realtime = None
         if is_installed("gateway.products.realtime"):
-            self._realtime = RealtimeSessions(
-                self._pipeline, None if self._products.runs is None else self._products.runs.let_in
-            )
+            self._realtime = RealtimeSessions(self._pipeline, None if budget is None else budget.let_in)
         self._semantic: Semantic | None = None
         self._embedders = None
         if is_installed("gateway.features.semantic"):
@@ -224,9 +237,6 @@ class Gateway:
         self._prepare_semantic(first)
         if self._shared is not None:
             self._follow_news(self._shared)
-        self._overload = Shedding(container_bytes())
-        self._durable = None if self._meters.jobs is None else self._build_durable(self._meters.jobs)
-        self._jobs = None if self._durable is None else self._durable.work
         self._keepalive = KeepAlive(self._admission.waiting.describe)
         self._telemetry.set_policy(first.version)
         self._reloading = Reloading(
@@ -343,8 +353,8 @@ class Gateway:
             await server.stop()
         if self._semantic is not None:
             await self._semantic.aclose()  # embeddings under way are awaited, too
-        if self._products.replays is not None:
-            await self._products.replays.aclose()
+        if self._replays is not None:
+            await self._replays.aclose()
         if self._sharing is not None:
             await self._sharing.aclose()
         if self._runs is not None:
@@ -377,7 +387,7 @@ class Gateway:
 
     def _prepare_semantic(self, policy: PolicySnapshot) -> None:
         """Opens what the semantic cache needs, where a model has one; may take long, and may run in any thread."""
-        vectors, replays = self._opened.vectors, self._products.replays
+        vectors, replays = self._opened.vectors, self._replays
         if self._embedders is not None and vectors is not None and replays is not None:
             self._semantic = open_semantic(policy, self._semantic, self._embedders, self._kept_clock, vectors)
             replays.layers.semantic = self._semantic
@@ -404,7 +414,7 @@ class Gateway:
     def _build_durable(self, meter: JobMeter) -> DurableWork:
         """Returns durable work over the pipeline."""
         return DurableWork(
-            *(self._policies, self._pipeline, self._runs, self._products.steps, meter),
+            *(self._policies, self._pipeline, self._runs, meter),
             runs_of_work=self._work_runs,
             kept_clock=self._kept_clock,
             transport_of=self._pools.transport,
@@ -415,8 +425,6 @@ class Gateway:
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         """Binds the ports: that of calls, but for a process that takes none, and that of operators, where it is apart."""
         meter, durable = self._telemetry, self._durable
-        around = () if durable is None else durable.around()
-        self._pipeline.install((*around, *self._products.in_order(), *self._own_products))
         edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
         health = health_routes(
             self._inflight,
@@ -463,7 +471,7 @@ class Gateway:
     def _operations(self, edge: Edge, *, is_local: bool) -> list[BaseRoute]:
         """Returns the routes of operators; `is_local`: nobody of another machine can reach them."""
         policies, durable, sqlite = self._policies, self._durable, self._opened.sqlite
-        ownership = self._products.ownership
+        ownership = self._ownership
         state_file = None
         if sqlite is not None:
             forget_copies(sqlite.path)  # a crash may have left some
@@ -486,7 +494,7 @@ class Gateway:
                 edge.intake.patience,
                 self._telemetry.costs,
             ),
-            *admin_routes(policies, {name: view for one in self._own_products for name, view in one.views().items()}),
+            *admin_routes(policies, self._views()),
             *self._cache_routes(),
             *backup_routes(policies, state_file, find_no_file if durable is None else durable.find_file),
             *([] if ownership is None else object_routes(policies, ownership)),
@@ -494,8 +502,12 @@ class Gateway:
             *([] if self._runs is None else workflow_routes(policies, self._runs)),
         ]
 
+    def _views(self) -> dict[str, Callable[[], Any]]:
+        own = [product for product in self._products if isinstance(product, Product)]
+        return {name: view for product in own for name, view in product.views().items()}
+
     def _cache_routes(self) -> list[BaseRoute]:
-        replays = self._products.replays
+        replays = self._replays
         if replays is None:
             return []
         inspector = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
@@ -513,7 +525,7 @@ class Gateway:
 
     def _fill_gauges(self) -> None:
         """Sets the gauges of products, which are only looked at when somebody asks for metrics."""
-        meters, replays, ownership = self._meters, self._products.replays, self._products.ownership
+        meters, replays, ownership = self._meters, self._replays, self._ownership
         if replays is not None:
             replays.metrics.set_store(self._store.stats())
         if meters.realtime is not None and self._realtime is not None:

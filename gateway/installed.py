@@ -1,6 +1,6 @@
 """Which products are here: a gateway whose tree has no folder of a product runs without it.
 
-The lists that name products (`sections`, `call_products`, `app`) import each of them only where it is here.
+The lists that name products (`product_list`, `app`) import each of them only where it is here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is read of a config outside of the core, in the order in which it is read: one line for each.
+"""What is read of a config outside of the core, in the order of the list of products.
 
 A product that is not here has a stand-in, which refuses what is only for it.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path as FilePath
-from typing import Final, NamedTuple
+from typing import Final
 
 from gateway.core.config.fields import refused
 from gateway.core.config.product_sections import EntryField, Sections, SectionSpec, Settings
 from gateway.core.config.source import Document, Problem, quoted
 from gateway.installed import is_installed
-from gateway.own_products import OWN_PRODUCTS
+from gateway.product_list import PRODUCTS, ProductLine
 
 
 class NotInstalled(SectionSpec):
@@ -59,51 +59,7 @@ class NotInstalled(SectionSpec):
         return {}
 
 
-class ProductSection(NamedTuple):
-    """Where the section of a product is, and what of a config is only for this product."""
-
-    package: str
-    section: str
-    """A class of its module `config`."""
-    file_keys: Sequence[str] = ()
-    key_keys: Sequence[str] = ()
-    model_keys: Sequence[str] = ()
-    policy_files: Sequence[str] = ()
-    policy_folders: Sequence[str] = ()
-
-
-PRODUCT_SECTIONS: Final = (
-    ProductSection("gateway.admin", "NoticesSection"),
-    ProductSection("gateway.drivers", "StateSection", file_keys=["state"]),
-    ProductSection("gateway.credentials", "CredentialsSection"),
-    ProductSection("gateway.products.realtime", "RealtimeSection"),
-    ProductSection("gateway.features.reuse", "CacheSection", model_keys=["cache"], policy_files=["cache.yaml"]),
-    ProductSection("gateway.features.grouping", "GroupingSection", model_keys=["group_embeddings"]),
-    ProductSection("gateway.products.pipelines", "PipelinesSection", policy_folders=["pipelines"]),
-    ProductSection("gateway.features.output", "OutputSection", model_keys=["output"]),
-    ProductSection("gateway.features.degrade", "DegradeSection", model_keys=["degrade"]),
-    ProductSection("gateway.features.ownership", "ObjectsSection", file_keys=["objects"]),
-    ProductSection(
-        "gateway.products.jobs",
-        "JobsSection",
-        file_keys=["jobs"],
-        key_keys=["accepts_202"],
-        model_keys=["jobs"],
-        policy_files=["jobs.yaml"],
-    ),
-    ProductSection("gateway.products.responses", "ResponsesSection", key_keys=["keeps_responses"]),
-    ProductSection("gateway.features.runs", "WorkflowsSection", key_keys=["workflow"], policy_files=["workflows.yaml"]),
-    ProductSection(
-        "gateway.products.jobs.webhooks",
-        "WebhooksSection",
-        file_keys=["webhooks", "webhook_settings"],
-        key_keys=["webhook_secrets"],
-    ),
-    ProductSection("gateway.dialects", "ModelsSection", policy_files=["models.yaml"]),
-)
-
-
-def section_of(product: ProductSection) -> SectionSpec:
+def section_of(product: ProductLine) -> SectionSpec:
     """Returns the section of a product; of one that is not here, what refuses whatever is only for it."""
     if not is_installed(product.package):
         name = product.package.rpartition(".")[2]
@@ -115,9 +71,11 @@ def section_of(product: ProductSection) -> SectionSpec:
             policies=product.policy_files,
             folders=product.policy_folders,
         )
+    if isinstance(product.section, SectionSpec):
+        return product.section
     section = getattr(import_module(f"{product.package}.config"), product.section)()
     assert isinstance(section, SectionSpec), product.package  # noqa: S101  # the line above is wrong
     return section
 
 
-SECTIONS: Final[Sections] = (*map(section_of, PRODUCT_SECTIONS), *(product.section for product in OWN_PRODUCTS))
+SECTIONS: Final[Sections] = tuple(section_of(line) for line in PRODUCTS if line.section)

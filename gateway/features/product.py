@@ -12,7 +12,7 @@ from gateway.core.pipeline import Pipeline
 
 
 class Product(CallFeature):
-    """One product, listed in `gateway/own_products.py`. One per process; what it does not override is empty."""
+    """One product, listed in `gateway/product_list.py`. One per process; what it does not override is empty."""
 
     name: str = ""
     """The name by which operators know it."""

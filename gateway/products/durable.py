@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from gateway.admin.http import KeptFile, forget_copies
-from gateway.core.call import CallProduct, CallRoute
+from gateway.core.call import CallFeature, CallProduct, CallRoute
 from gateway.core.clock import Clock, SharedClock
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot import Policies, PolicySnapshot, Provider
@@ -75,7 +75,6 @@ class DurableWork:
         policies: Policies,
         pipeline: Pipeline,
         runs: RunTable | None,
-        steps: StepCalls | None,
         meter: JobMeter,
         *,
         runs_of_work: RunPort,
@@ -92,7 +91,7 @@ class DurableWork:
         self._pipeline = pipeline
         self._runs = runs
         self._runs_of_work = runs_of_work
-        self._steps = steps
+        self._steps: StepCalls | None = None
         self._meter = meter
         self._kept_clock = kept_clock
         self._may_begin = may_begin
@@ -104,7 +103,7 @@ class DurableWork:
         """None: the config has none."""
 
     def _build(self, settings: JobSettings, transport_of: Callable[[Provider], httpx.AsyncBaseTransport]) -> JobWork:
-        policies, runs, steps, admission = self._policies, self._runs, self._steps, self._pipeline.admission
+        policies, runs, admission = self._policies, self._runs, self._pipeline.admission
         clock = self._kept_clock
         if settings.redis is not None:
             clock = SharedClock()
@@ -117,8 +116,8 @@ class DurableWork:
             return deliveries_of(ended, WEBHOOKS.of(policies.current)) if has_webhooks else ()
 
         async def last_users(grace_s: float) -> None:
-            if steps is not None:
-                await steps.drain(grace_s)
+            if self._steps is not None:
+                await self._steps.drain(grace_s)
             if runs is not None:
                 await runs.tick()  # what steps have cost is told to their runs
 
@@ -126,7 +125,7 @@ class DurableWork:
             blobs = open_redis_blobs(settings.redis, settings.accept)
         else:
             blobs = open_blobs(settings.files, settings.min_free_bytes)
-        work = JobWork(
+        return JobWork(
             policies,
             clock,
             self._pipeline.handle,
@@ -151,28 +150,36 @@ class DurableWork:
             runs=self._runs_of_work,
             last_users=last_users,
         )
-        # Steps and their runs are kept in the store of jobs, whose work needs the pipeline: so they get the store only here.
-        if steps is not None and runs is not None:
-            steps.kept.open, steps.kept.write_behind = work.engine.store, runs.write_behind
-            runs.durable = DurableRuns(work.engine.store, work.engine.reader)
-        return work
+
+    def keep(self, steps: StepCalls) -> None:
+        """Keeps steps, and their runs, in the store of jobs, where there is one."""
+        self._steps = steps
+        if self.work is not None and self._runs is not None:
+            engine = self.work.engine
+            steps.kept.open, steps.kept.write_behind = engine.store, self._runs.write_behind
+            self._runs.durable = DurableRuns(engine.store, engine.reader)
 
     @property
     def clock(self) -> Clock:
         """Returns the clock by which operators' requests about durable work are read."""
         return self._kept_clock if self.work is None else self.work.clock
 
-    def around(self) -> list[CallProduct]:
-        """Returns the products that it has around calls, the outermost first."""
-        work, accounts, products = self.work, self._pipeline.accounts, list[CallProduct]()
-        if is_installed("gateway.products.pipelines"):  # its models are there, too, where there are no jobs
-            jobs, clock = (None, self._pipeline.clock) if work is None else (work.service, work.clock)
-            products.append(PipelineAnswers(jobs, accounts, clock))
-        if work is not None:
-            products.append(AsyncAnswers(work.service, accounts, work.clock, self._meter))
-            if (responses := work.responses) is not None:
-                products.append(ResponseEndpoint(accounts, responses.service, responses.foreground, self._readers))
-        return products
+    def pipeline_answers(self) -> CallProduct:
+        """Returns what answers calls of pipelines; it is there where there are no jobs, too, for so are its models."""
+        work = self.work
+        jobs, clock = (None, self._pipeline.clock) if work is None else (work.service, work.clock)
+        return PipelineAnswers(jobs, self._pipeline.accounts, clock)
+
+    def async_answers(self) -> CallProduct | None:
+        """Returns what makes jobs of calls; None: the config has no jobs."""
+        work = self.work
+        return None if work is None else AsyncAnswers(work.service, self._pipeline.accounts, work.clock, self._meter)
+
+    def response_endpoint(self) -> CallProduct | None:
+        """Returns what keeps the responses of calls; None: the config has no jobs."""
+        if self.work is None or (responses := self.work.responses) is None:
+            return None
+        return ResponseEndpoint(self._pipeline.accounts, responses.service, responses.foreground, self._readers)
 
     def routes(self, relay: ASGIApp, read_body: ReadBody) -> list[BaseRoute]:
         """Returns the routes of callers; `relay` serves requests for the provider of `passthrough`."""
@@ -232,16 +239,35 @@ async def _open_store(settings: JobSettings, clock: Clock, following: CountedEnd
 # --- the same products of a config, without a gateway ---
 
 
-def around_calls_of(policy: PolicySnapshot) -> list[tuple[type[CallProduct], TakesPart]]:
-    """Returns the products that durable work has around the calls of a config, each with which calls it is for."""
-    found: list[tuple[type[CallProduct], TakesPart]] = []
-    if is_installed("gateway.products.pipelines"):
-        found.append((PipelineAnswers, lambda route, _requested: PIPELINE in route.model.settings))
-    if JOB_SETTINGS.of(policy).is_on:
-        found.append((AsyncAnswers, may_become_job))
-        if is_installed("gateway.products.responses"):
-            found.append((ResponseEndpoint, _is_for_kept))
-    return found
+class _Unserved(CallFeature):
+    """Stands for a product whose calls need durable work."""
+
+    def __init__(self, product: type[CallProduct], takes_part: TakesPart) -> None:
+        self.name, self.options = product.name, product.options
+        self._takes_part = takes_part
+
+    def for_route(self, route: CallRoute, requested: frozenset[bytes]) -> CallFeature | None:
+        """Returns itself where the product has a feature."""
+        return self if self._takes_part(route, requested) else None
+
+
+class UnservedWork:
+    """The products around calls that `DurableWork` has, of a config: they know which calls they are for, and serve none."""
+
+    def __init__(self, policy: PolicySnapshot) -> None:
+        self._is_on = JOB_SETTINGS.of(policy).is_on
+
+    def pipeline_answers(self) -> CallProduct:
+        """Returns that of pipelines."""
+        return _Unserved(PipelineAnswers, lambda route, _requested: PIPELINE in route.model.settings)
+
+    def async_answers(self) -> CallProduct | None:
+        """Returns that of jobs; None: the config has none."""
+        return _Unserved(AsyncAnswers, may_become_job) if self._is_on else None
+
+    def response_endpoint(self) -> CallProduct | None:
+        """Returns that of responses that are kept; None: the config has no jobs."""
+        return _Unserved(ResponseEndpoint, _is_for_kept) if self._is_on else None
 
 
 def _is_for_kept(route: CallRoute, _requested: frozenset[bytes]) -> bool:

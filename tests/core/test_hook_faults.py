@@ -127,7 +127,7 @@ class Clumsy(CallFeature):
 def bench_with(script: Script, *features: Clumsy) -> Bench:
     """Returns a bench whose calls have these features around them, besides the products."""
     bench = Bench([ScriptedUpstream(script)])
-    bench.pipeline.install((*features, *bench.products.in_order()))
+    bench.pipeline.install((*features, *bench.products))
     return bench
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway import app, around, housekeeping
+from gateway import app, around, housekeeping, product_list
 from gateway.admin.explain import explain
 from gateway.core.errors import ConfigError
-from gateway.sections import SECTIONS
+from gateway.product_list import ProductLine
+from gateway.sections import SECTIONS, section_of
 from tests.docs import stamp
 from tests.docs.support import PAGES, fenced
 from tests.e2e.conftest import StartGateway, _no_traceback, _shared_process, pytest_asyncio_loop_factories, start
@@ -23,11 +24,11 @@ MOST_LINES = 80
 
 @pytest.fixture
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the processes of a test list the product, as a line in `own_products.py` has it in all."""
-    for module in (app, around):
-        monkeypatch.setattr(module, "OWN_PRODUCTS", (stamp.Stamps,))
+    """Has the processes of a test list the product, as a line in `product_list.py` has it in all."""
+    line = ProductLine.of(stamp.Stamps)
+    monkeypatch.setattr(product_list, "PRODUCTS", (*product_list.PRODUCTS, line))
     for reader in (app, housekeeping):
-        monkeypatch.setattr(reader, "SECTIONS", (*SECTIONS, stamp.Stamps.section))
+        monkeypatch.setattr(reader, "SECTIONS", (*SECTIONS, section_of(line)))
 
 
 def stamped(text: str) -> Any:

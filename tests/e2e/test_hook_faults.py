@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway import app
+from gateway import product_list
 from gateway.core.call import Call, CallFeature, CallRoute, Headers
 from gateway.features.product import Product
+from gateway.product_list import ProductLine
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import chat, connect, post
 
@@ -50,7 +51,7 @@ async def test_whoever_calls_past_a_defect_gets_an_answer(
     statuses: list[int],
 ) -> None:
     """Twice on one connection: nothing of the first call is left there."""
-    monkeypatch.setattr(app, "OWN_PRODUCTS", (product,))
+    monkeypatch.setattr(product_list, "PRODUCTS", (*product_list.PRODUCTS, ProductLine.of(product)))
     gateway = await start()
     gateway.script(fault, fault)
 

@@ -15,6 +15,7 @@ from gateway.core.intake import Serving as Serving_
 from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, StreamedBody
+from gateway.features.sdk_retries import RepeatedCalls
 from tests.support.flow import ANSWER, JSON, SPEECH, Bench, Script, ScriptedUpstream, failed, streamed
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'
@@ -41,7 +42,7 @@ async def turns(count: int = 12) -> None:
 
 
 def nobody_runs(bench: Bench) -> bool:
-    running = bench.products.repeated
+    running = bench.product(RepeatedCalls)
     assert running is not None
     return not any(running._buckets) and not running._ends and len(asyncio.all_tasks()) == 1
 

@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
-from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.config.load import load_snapshot
@@ -33,6 +32,7 @@ from gateway.core.snapshot import Policies, Provider
 from gateway.core.types import ErrorClass, Lane, Outgoing, Phase, RawHeaders, StoreBounds, Upstream, UpstreamFailed
 from gateway.core.waiting import Shedding
 from gateway.dialects.config import DialectLanguages
+from gateway.product_list import Core, install_products
 from gateway.sections import SECTIONS
 from gateway.stores import in_memory
 from tests.sim import provider as simulated
@@ -277,7 +277,7 @@ class Through(Way):
         self._watch = AttemptDeadlines()
         store = in_memory(StoreBounds({}, 0), clock.wall)
         self._pipeline = Pipeline(clock, self.meter, self._watch, self.admission, draw)
-        install_products(self._pipeline, store)
+        install_products(Core(self._pipeline, store))
         self._intake = Intake(Policies(policy), clock, InFlight(), Shedding(), self._pipeline)
         self._connection: Any = SimpleNamespace(
             transport=None, flow=None, url=b"/v1/chat/completions", server_state=SimpleNamespace(default_headers=[])

@@ -9,12 +9,12 @@ from typing import cast
 import orjson
 import pytest
 
-from gateway.call_products import install_products
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.errors import GatewayError
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter
 from gateway.core.types import Answer, ErrorClass, Lane, Outgoing, Phase, StoreBounds, UpstreamFailed
+from gateway.product_list import Core, install_products
 from gateway.stores import in_memory
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site
@@ -101,7 +101,7 @@ class PipelineWorld(World):
         self.sites = [replace(site, upstream=SimUpstream(self.clock, site.provider)) for site in self.sites]
         super().__post_init__()
         self._pipeline = Pipeline(self.clock, cast(Meter, BookKeeper()), AttemptDeadlines(), self.admission)
-        install_products(self._pipeline, STORE)
+        install_products(Core(self._pipeline, STORE))
 
     async def serve(self, call: SimCall) -> SimCall:
         self.calls.append(call)

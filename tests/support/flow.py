@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from gateway.call_products import install_products
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.balancing import BUILT_IN_RULES, Choice, Retries
@@ -48,6 +47,7 @@ from gateway.features.reuse.rules import CACHING, Caching
 from gateway.features.runs.step import PART
 from gateway.features.runs.steps import StepCalls
 from gateway.features.runs.table import RunTable
+from gateway.product_list import Core, find_product, install_products
 from tests.support.stores import MemoryStore, Store, with_parts
 
 CLOCKS = Clocks(connect_s=5, write_s=60, first_byte_s=600, idle_s=300, total_s=3600)
@@ -57,6 +57,7 @@ RATES = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
 BOUNDS = StoreBounds({"default": 10_000_000}, 10_000_000)
 ONCE = Retries(by_cost=(), by_class={name: replace(rule, attempts=1) for name, rule in BUILT_IN_RULES.items()})
 """No target is tried again by a call that has failed there."""
+P = TypeVar("P")
 SLOTS: dict[str, Slot[Any]] = {
     "part": PART,
     "replay": OUTCOME,
@@ -265,13 +266,18 @@ class Bench:
         """Makes the pipeline anew, with all products around its calls."""
         assert self.store is not None
         self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
-        self.products = install_products(self.pipeline, with_parts(self.store), runs=runs)
+        self.products = install_products(Core(self.pipeline, with_parts(self.store), runs=runs))
 
     @property
     def steps(self) -> StepCalls:
         """The steps of runs."""
-        assert self.products.steps is not None
-        return self.products.steps
+        return self.product(StepCalls)
+
+    def product(self, kind: type[P]) -> P:
+        """The product of this class around calls."""
+        found = find_product(self.products, kind)
+        assert found is not None
+        return found
 
     @property
     def account(self) -> CallRecord:

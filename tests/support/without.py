@@ -55,9 +55,9 @@ def config_of(base_url: str, **changes: Any) -> dict[str, Any]:
 def refusals(package: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each key of a config that is only for what is not here, with what names it; writes its policy files."""
     from gateway.installed import is_installed  # once the package is blocked
-    from gateway.sections import PRODUCT_SECTIONS  # once it is blocked, too
+    from gateway.product_list import PRODUCTS  # once it is blocked, too
 
-    for product in PRODUCT_SECTIONS:
+    for product in PRODUCTS:
         if not is_installed(product.package):
             yield from ((key, {"file": {key: {}}}) for key in product.file_keys)
             yield from ((key, {"key": {key: "x"}}) for key in product.key_keys)

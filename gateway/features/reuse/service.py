@@ -102,7 +102,7 @@ class Replays(OutcomeTrail):
     options: frozenset[bytes] = frozenset((b"idempotency-key", b"cache-control"))
     absent_headers: tuple[tuple[bytes, bytes], ...] = (BYPASS,)
 
-    def __init__(self, clock: Clock, accounts: Accounts, store: Store) -> None:
+    def __init__(self, clock: Clock, accounts: Accounts, store: Store, single_flight: SingleFlight) -> None:
         self.metrics: CacheMetrics = CacheMetrics()
         self.savings = Savings()
         super().__init__(note_savings := self.savings.note)
@@ -112,7 +112,7 @@ class Replays(OutcomeTrail):
         self._trail = OutcomeTrail(note_savings)
         self._requested = RequestedReplays(self, note_savings)
         self.layers = ReuseLayers(clock, store)
-        self.single_flight = SingleFlight(clock, accounts)
+        self.single_flight = single_flight
 
     async def aclose(self) -> None:
         """Waits for answers that are being stored. To be called when no reader is left."""

@@ -12,7 +12,8 @@ from gateway.core.config.product_sections import Sections, entry_kinds
 from gateway.core.config.schema import ConfigFile, KeyEntry, ModelEntry
 from gateway.core.errors import ConfigError
 from gateway.dialects.config import DialectLanguages
-from gateway.sections import SECTIONS, NotInstalled, ProductSection, section_of
+from gateway.product_list import ProductLine
+from gateway.sections import SECTIONS, NotInstalled, section_of
 from tests.rows import rows
 from tests.support.configs import ENVIRON, GOOD, NOW, connect
 
@@ -66,11 +67,11 @@ def test_a_core_without_products_loads_a_plain_config(tmp_path: Path) -> None:
 
 def test_a_package_that_is_gone_leaves_what_refuses_its_fields(tmp_path: Path) -> None:
     """What is missing inside of a product that is there is no such case."""
-    gone = section_of(ProductSection("gateway.features.nowhere", "NoSection", model_keys=["degrade"]))
+    gone = section_of(ProductLine("gateway.features.nowhere", "NoSection", model_keys=["degrade"]))
 
     assert problems(tmp_path, DEGRADED, (gone,)) == ['config.yaml:4: models.gpt-4o.degrade: "nowhere" is not installed']
     with pytest.raises(AttributeError):
-        section_of(ProductSection("gateway.features.degrade", "NoSection"))
+        section_of(ProductLine("gateway.features.degrade", "NoSection"))
 
 
 def test_fields_of_any_products_leave_those_of_the_core_in_their_order() -> None:

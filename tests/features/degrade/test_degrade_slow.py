@@ -8,6 +8,7 @@ import orjson
 
 from gateway.core.snapshot import with_settings
 from gateway.features.degrade.rules import DEGRADE, LatencyRules
+from gateway.features.degrade.service import SlowModels
 from gateway.features.reuse.rules import Caching
 from tests.features.test_sdk_retries import begin, gated
 from tests.support.flow import Bench, ScriptedUpstream, whole
@@ -45,8 +46,7 @@ def test_a_slow_model_is_asked_for_less_until_it_is_well_below_again() -> None:
         assert seen[-1] == plain, "what was long ago tells nothing of now"
 
     asyncio.run(story())
-    assert bench.products.slow_models is not None
-    counted = bench.products.slow_models.metrics.degraded.totals
+    counted = bench.product(SlowModels).metrics.degraded.totals
     assert dict(counted) == {("m",): sum(header is not None for header, _ in seen)}
 
 

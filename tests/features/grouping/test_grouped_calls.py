@@ -21,7 +21,7 @@ from gateway.core.snapshot import Key, Rates, with_settings
 from gateway.core.types import LANES, ErrorClass, Outgoing, Phase, Skip, UpstreamFailed
 from gateway.dialects.endpoints import EMBEDDINGS, MODERATIONS
 from gateway.features.grouping.rules import GROUPING, LINES_WINDOW_S, GroupRules
-from gateway.features.grouping.service import GROUP, GROUP_RULES
+from gateway.features.grouping.service import GROUP, GROUP_RULES, Groups
 from gateway.features.reuse.rules import Caching
 from tests.rows import rows
 from tests.support.flow import Bench, Broken, Script, ScriptedAnswer, failed, whole
@@ -94,8 +94,7 @@ class Stage:
             rates=Rates(1e-3, 0, 1e-3),
             **self.options,
         )
-        assert self.bench.products.groups is not None
-        self.metrics = self.bench.products.groups.metrics
+        self.metrics = self.bench.product(Groups).metrics
         self.model = with_settings(self.bench.policy.models["m"], {GROUPING: self.rules})
 
     def call(self, said: Any, group_most: int = 0, **changes: Any) -> Call:

@@ -22,7 +22,7 @@ from gateway.core.telemetry import JsonLines
 from gateway.dialects.endpoints import EMBEDDINGS
 from gateway.drivers.json_schema import compile_schema
 from gateway.features.output.rules import AtLast, OutputRule
-from gateway.features.output.service import CHECK, OutputInvalid, set_rule
+from gateway.features.output.service import CHECK, OutputInvalid, Outputs, set_rule
 from gateway.features.reuse.rules import Caching, ExactRule
 from tests.support.flow import (
     CHAT,
@@ -89,8 +89,7 @@ class OutputBench(Bench):
     @property
     def outputs(self) -> list[tuple[str, ...]]:
         """The model and the result of each check, those of one kind together."""
-        assert self.products.outputs is not None
-        totals = self.products.outputs.metrics.output_checks.totals
+        totals = self.product(Outputs).metrics.output_checks.totals
         return [(model, str(result)) for (model, result), number in totals.items() for _ in range(int(number))]
 
     def call(self, **changes: object) -> Call:
@@ -159,7 +158,7 @@ def test_it_costs_nothing_where_nobody_can_have_asked_for_it() -> None:
     bench = bench_of()
     route = CallRoute(bench.policy, Key("web", "web", b""), bench.policy.models["m"], CHAT, False)
     internal = replace(route, is_internal=True)
-    outputs = bench.products.outputs
+    outputs = bench.product(Outputs)
     assert outputs is not None
     assert outputs.for_route(route, frozenset()) is None
     assert outputs.for_route(internal, frozenset()) is outputs

@@ -25,6 +25,7 @@ from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, Outgoing, Phase, UpstreamFailed
 from gateway.dialects.endpoints import COMPLETIONS, EMBEDDINGS
 from gateway.features.reuse.rules import Caching, ExactRule, SemanticRule
+from gateway.features.reuse.service import Replays
 from gateway.features.semantic.index import VectorIndex
 from gateway.features.semantic.lookup import Semantic
 from tests.support.flow import CHAT, JSON, RESPONSES, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
@@ -151,8 +152,7 @@ class Probing:
         assert self.bench.store is not None
         self.store = self.bench.store
         self.semantic = Semantic(self.bench.clock, VectorIndex(), self.store.vectors, lambda _rule: NearEmbedder())
-        assert self.bench.products.replays is not None
-        self.replays = self.bench.products.replays
+        self.replays = self.bench.product(Replays)
         self.replays.layers.semantic = self.semantic
 
     async def run(self, rounds: int, probes: int = 4) -> None:

@@ -19,6 +19,7 @@ from gateway.features.outcome import OUTCOME
 from gateway.features.reuse.keys import NotCached
 from gateway.features.reuse.layers import plan_reuse
 from gateway.features.reuse.rules import Caching, ExactRule
+from gateway.features.reuse.service import Replays
 from tests.support.flow import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
 from tests.support.stores import MemoryStore
 
@@ -84,8 +85,7 @@ def outcomes(bench: Bench) -> list[str]:
 
 async def nobody_is_left(bench: Bench) -> bool:
     await turns()
-    assert bench.products.replays is not None
-    flights = bench.products.replays.single_flight
+    flights = bench.product(Replays).single_flight
     return not flights._by_key and not len(flights) and len(asyncio.all_tasks()) == 1
 
 

@@ -18,7 +18,7 @@ async def test_a_step_ends_once_it_is_kept_whatever_the_cut() -> None:
     for cuts in [range(1, len(STREAM)), *([at] for at in range(begins, len(STREAM)))]:
         bench, jobs = steps(streamed(*EVENTS))
         jobs.gate.clear()
-        bench.pipeline.install((*bench.products.in_order(), Cutting(cuts)))
+        bench.pipeline.install((*bench.products, Cutting(cuts)))
         reply = await bench.pipeline.handle(bench.call(**step(stream=True)))
         assert reply.chunks is not None
         got: list[bytes] = []
