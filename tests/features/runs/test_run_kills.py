@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -103,11 +104,12 @@ class SummedProcess(RunProcess):
         seen: Any = call
         part = RunPart("", seen.request.step.run, seen.request.step.step, OTHERS, None, is_durable=True)
         part.lost_tries = seen.request.lost_tries
-        seen.slots, seen.tenant, seen.received_at = {PART: part}, "t", self.clock.monotonic()
+        request = SimpleNamespace(tenant="t", received_at=self.clock.monotonic())
+        ended: Any = SimpleNamespace(slots={PART: part}, request=request)
         usd = 0.0 if self.ledger.say(prompt_of(seen.request), 0) == 400 else CALL_USD
         self.ledger.billed_usd += usd
         reply = await super().serve(call)
-        self.table.settled(call, "ok", usd, 0.0)
+        self.table.settled(ended, "ok", usd, 0.0)
         return reply
 
 
