@@ -104,12 +104,13 @@ class SummedProcess(RunProcess):
         seen: Any = call
         part = RunPart("", seen.request.step.run, seen.request.step.step, OTHERS, None, is_durable=True)
         part.lost_tries = seen.request.lost_tries
-        request = SimpleNamespace(tenant="t", received_at=self.clock.monotonic())
-        ended: Any = SimpleNamespace(slots={PART: part}, request=request)
-        usd = 0.0 if self.ledger.say(prompt_of(seen.request), 0) == 400 else CALL_USD
+        stored, began_at = seen.request, self.clock.monotonic()
+        usd = 0.0 if self.ledger.say(prompt_of(stored), 0) == 400 else CALL_USD
         self.ledger.billed_usd += usd
         reply = await super().serve(call)
-        self.table.settled(ended, "ok", usd, 0.0)
+        seen.slots, seen.request = {PART: part}, SimpleNamespace(tenant="t", received_at=began_at)
+        self.table.settled(call, "ok", usd, 0.0)
+        seen.request = stored
         return reply
 
 
