@@ -103,7 +103,8 @@ def install(client: Client, *, is_fresh: bool = False) -> str | None:
     elif mark.read_text() == made_of:
         return None
     for file in (*client.folder.iterdir(), CLIENTS_FOLDER / "trials.mjs"):
-        shutil.copy(file, home)  # Node looks for what it imports beside the file itself
+        if file.is_file():  # a run of the tests may have left a folder of compiled modules
+            shutil.copy(file, home)  # Node looks for what it imports beside the file itself
     for command in [*([] if is_installed and not is_fresh else _install_steps(client)), *_build_steps(client)]:
         problem = problem_of(command)
         if problem is not None:
