@@ -25,6 +25,7 @@ from tests.support.conformance import (
     kept,
     row,
     settle,
+    shrunk,
     swept,
     ticked,
 )
@@ -209,7 +210,7 @@ async def test_records_keep_to_their_bytes_and_say_when_that_costs_a_promise(
             fence = await hold(store, record=digest(number))
             assert await settle(store.records.complete(digest(number), fence, kept(bytes(8 * KIB), now=wall())))
             wall.advance(0.001)
-        await ticked(store)
+        await shrunk(store, "records", 64 * KIB)
 
     assert held_bytes(store, "records") <= 64 * KIB
     assert await state(store, record=running) == "running"
@@ -247,7 +248,7 @@ async def test_a_tenants_records_take_nobody_elses_room(make_store: MakeStore, w
     assert all(await done(store, "greedy", range(60), 12 * KIB, wall))
     assert all(await done(store, "modest", range(20), KIB, wall))
     assert all(await done(store, "greedy", range(60, 160), 12 * KIB, wall))
-    await ticked(store)
+    await shrunk(store, "records", 512 * KIB)
 
     assert held_bytes(store, "records") <= 512 * KIB
     assert await still_there(store, "modest", range(20)) == [*range(20)]
@@ -424,7 +425,7 @@ async def test_a_lower_bound_holds_from_then_on(make_store: MakeStore, wall: Wal
         wall.advance(0.01)
 
     store.configure(replace(ROOMY, answers={"default": 64 * KIB}))
-    await ticked(store)
+    await shrunk(store, "answers", 64 * KIB)
 
     assert held_bytes(store, "answers") <= 64 * KIB
     assert await settle(store.answers.get(digest(19), "default")) is not None

@@ -69,6 +69,14 @@ async def swept(store: Store, use: str, count: int) -> None:
             break
 
 
+async def shrunk(store: Store, use: str, most_bytes: int) -> None:
+    """Let a store evict in the background until it has no more bytes than this, or has had ample time for it, as `swept`."""
+    for _ in range(20):
+        await ticked(store)
+        if held_bytes(store, use) <= most_bytes:
+            break
+
+
 def digest(*parts: object) -> bytes:
     """32 bytes that stand for these."""
     return hashlib.sha256(repr(parts).encode()).digest()
