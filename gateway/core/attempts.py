@@ -207,7 +207,7 @@ class Attempts:
         admission = self._admission
         if isinstance(step, TryLater):
             if move is None:  # else it waits for the attempt that has stalled as well
-                call.meet().backoff_s += max(0.0, step.until - self._clock.monotonic())
+                call.own_setbacks().backoff_s += max(0.0, step.until - self._clock.monotonic())
             await self._clock.sleep(step.until - self._clock.monotonic())
             assert failed is not None  # noqa: S101  # only a call that has failed waits before it is sent
             plan = admission.planner.plan_now(call, failed)
@@ -238,7 +238,10 @@ class Attempts:
         """There was no usable answer."""
         if isinstance(failure, NotExpressible):  # it does not stand in the ledger
             self._admission.outcomes.not_expressible(attempt, failure.phase)
-            call.meet().not_expressible = {**(call.not_expressible or {}), attempt.target.name: failure.refusal()}
+            call.own_setbacks().not_expressible = {
+                **(call.not_expressible or {}),
+                attempt.target.name: failure.refusal(),
+            }
             return
         attempt.detail = failure.detail
         attempt.is_trial = _is_trial(call, attempt, failure.error_class)
@@ -290,7 +293,7 @@ class Attempts:
             step = self._step(call, failed, move, now)
         if isinstance(step, GiveUp) and step.reason in DENIALS:
             if move is None:
-                call.meet().deny(step.reason)
+                call.own_setbacks().deny(step.reason)
             else:
                 move.denied = step.reason
             self._meter.retry_denied(step.reason)

@@ -94,7 +94,7 @@ class QueuePlace(Protocol):
 
 @dataclass(slots=True)
 class Request:
-    """What a client sent. Never written once it is made: what a feature has changed is another one, for `Call.send`.
+    """What a client sent. Never written once it is made: what a feature has changed is another one, for `Call.replace_request`.
 
     It is not frozen, for that would cost something for each field on each call.
     """
@@ -259,8 +259,8 @@ class Call:
         """The targets, by name, into whose language it cannot be put, with the error of its caller."""
         return None if self.setbacks is None else self.setbacks.not_expressible
 
-    def meet(self) -> Setbacks:
-        """Returns its setbacks, where another one is to be noted."""
+    def own_setbacks(self) -> Setbacks:
+        """Returns its setbacks to write in; makes them if it has met none."""
         if self.setbacks is None:
             self.setbacks = Setbacks()
         return self.setbacks
@@ -270,20 +270,20 @@ class Call:
         met = other.setbacks
         self.setbacks = None if met is None else replace(met, held=None, not_expressible=None)
 
-    def send(self, request: Request, parsed: dict[str, Any] | None = None) -> None:
-        """Has `request` go to the providers in place of what has come; `parsed` is its body, parsed."""
+    def replace_request(self, request: Request, parsed: dict[str, Any] | None = None) -> None:
+        """Sends `request` to the providers in place of what has come; `parsed` is its body, parsed."""
         self.request, self.parsed = request, parsed
 
     def drop_parsed(self) -> None:
         """Frees the parsed body: it is not wanted any more, or not for long enough to be worth its memory."""
         self.parsed = None
 
-    def hush(self) -> None:
-        """Has nothing sent ahead of its answer, which has a status of its own."""
+    def end_comments(self) -> None:
+        """Sends its client no more comments: its answer has a status of its own."""
         self.comment = None
 
-    def take(self, route: CallRoute) -> None:
-        """Has the call go this route."""
+    def change_route(self, route: CallRoute) -> None:
+        """Sends the call on this route from now on."""
         self.route = route
 
 

@@ -668,7 +668,7 @@ class Intake:
         if served.has_options and b"x-gateway-strict" in index:
             # From here on a refusal is one of a call.
             route = replace(route, model=request_fields.strictly(route.model, index))
-            call.take(route)
+            call.change_route(route)
         hooks = route.hooks
         if hooks is not None:
             for read in hooks.read:

@@ -126,7 +126,7 @@ class Pipeline:
         try:
             if hooks is None:  # made inside the process: its maker may ask for whatever a header could
                 hooks = self.hooks_of(call.route, self.options)
-                call.take(replace(call.route, hooks=hooks))
+                call.change_route(replace(call.route, hooks=hooks))
             return await hooks.serve(call)
         except asyncio.CancelledError as stopped:
             if LED.find(call) is None:  # else a feature's own task goes on with it, and closes the account

@@ -436,7 +436,7 @@ class Failover:
             if one.beside is stalled:
                 one.beside = None
         if move.denied is not None and call.denied is None:
-            call.meet().deny(move.denied)
+            call.own_setbacks().deny(move.denied)
 
     def _end(self, call: Call, move: Move) -> None:
         """Ends what a move has under way, which is not needed: settles what it reserved, and estimates its cost."""

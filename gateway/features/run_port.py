@@ -14,11 +14,11 @@ from gateway.core.errors import InvalidRequest
 T = TypeVar("T")
 
 NO_JOB: Final[Slot[Callable[[str, str], InvalidRequest]]] = Slot("no job")
-"""There if no job may take the place of the call: returns the error for what asks for one, and in which parameter."""
+"""Set on a call whose place no job may take: makes the error for what asks for one, and in which parameter."""
 
 
 class RunWords(NamedTuple):
-    """What a call has said; empty: nothing."""
+    """The workflow, run and task that a call names; empty: none."""
 
     workflow: str = ""
     run: str = ""

@@ -162,7 +162,7 @@ class RepeatedCalls(CallFeature):
             return await end
         finally:
             AWAITED.drop(original)
-            call.meet().wait(self._clock.monotonic() - since)
+            call.own_setbacks().wait(self._clock.monotonic() - since)
             if timer is not None:
                 timer.cancel()
             if self._ends.pop(id(original), None) is not None:  # it goes on, and may be followed again

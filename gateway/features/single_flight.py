@@ -365,7 +365,7 @@ class SingleFlight:
             if timer is not None:
                 timer.cancel()
             if not is_own:
-                call.meet().wait(self._clock.monotonic() - since)
+                call.own_setbacks().wait(self._clock.monotonic() - since)
         return self._reply(call, shared, reader)
 
     def _reply(self, call: Call, shared: SharedAnswer, reader: AnswerReader) -> Reply:

@@ -158,5 +158,5 @@ def test_a_product_without_a_feature_for_a_route_says_so_in_its_answers() -> Non
 
     for own, headers in ((False, [(b"x-gateway-absent", b"yes")]), (True, [])):
         features, absent = features_of([Absent()], replace(route, has_own_credential=own), frozenset())
-        call.take(replace(call.route, hooks=compile_hooks(features, unserved, unopened, absent)))
+        call.change_route(replace(call.route, hooks=compile_hooks(features, unserved, unopened, absent)))
         assert [one for one in answer_headers(call, 0.0) if one[0] == b"x-gateway-absent"] == headers

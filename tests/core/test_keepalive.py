@@ -64,17 +64,17 @@ def test_a_call_that_has_ended_hears_nothing() -> None:
     assert (early.heard, late.heard, len(keepalive)) == ([], [b"waiting"], 0)
 
 
-def test_a_call_of_which_nothing_is_booked_hears_that_it_waits_unless_it_is_hushed() -> None:
+def test_a_withdrawn_call_gets_comments_until_they_are_ended() -> None:
     """A pipeline withdraws its call, for its steps are the calls, and still has a stream to answer; a 202 has no comment."""
-    keepalive, waits, hushed = KeepAlive(), Listener(), Listener()
-    for listener in (waits, hushed):
+    keepalive, waits, answered = KeepAlive(), Listener(), Listener()
+    for listener in (waits, answered):
         listener.call.is_withdrawn = True
         keepalive.begin(listener.call, 0.0)
 
-    hushed.call.hush()
+    answered.call.end_comments()
     keepalive.sweep(20.0)
 
-    assert (waits.heard, hushed.heard) == ([b"waiting"], [])
+    assert (waits.heard, answered.heard) == ([b"waiting"], [])
 
 
 def test_a_call_whose_client_cannot_be_told_is_not_tried_again() -> None:

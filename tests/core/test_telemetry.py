@@ -475,7 +475,7 @@ async def test_a_failed_call_says_in_its_line_why_it_was_not_tried_again() -> No
         replace(tried("p1/m", "server_error"), upstream_request_id=b"a b\nc=1"),
     ]
     account = served_by(*failed)
-    account.call.meet().deny("tokens")
+    account.call.own_setbacks().deny("tokens")
     log.start()
     log.put([(1_800_000_000.0, replace(account, status=502, outcome="no_target_available"))])
     log.stop()

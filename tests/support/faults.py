@@ -195,10 +195,10 @@ class Stage:
         given_s = changes.pop("given_s", None)
         call = bench.call(body=REQUEST, stream=self.stream, max_tokens=100, **changes)
         if self.stream:
-            call.send(replace(call.request, body=REQUEST[:-1] + b',"stream":true}'))
+            call.replace_request(replace(call.request, body=REQUEST[:-1] + b',"stream":true}'))
         if given_s is not None:
             request = call.request
-            call.send(replace(request, deadline=request.received_at + given_s, deadline_is_callers=True))
+            call.replace_request(replace(request, deadline=request.received_at + given_s, deadline_is_callers=True))
         moves_before = len(bench.meter.moves)
         try:
             reply = await bench.pipeline.handle(call)

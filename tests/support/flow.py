@@ -358,7 +358,7 @@ class Bench:
         if tries:
             EARLIER_TRIES.put(call, tries)
         if not_expressible is not None:
-            call.meet().not_expressible = not_expressible
+            call.own_setbacks().not_expressible = not_expressible
         for slot, value in state.items():
             if value is not None:
                 slot.put(call, value)

@@ -414,7 +414,7 @@ class Waiting:
         self._queue.hold(held, options, likely, is_back=is_back, fallback_options=fallback_options, widen_at=widen_at)
         # Beside an attempt that has stalled the call waits for that one as well: this is no delay of its own.
         is_beside = any(one.is_stalled for one in call.attempts)
-        setbacks = call.meet()
+        setbacks = call.own_setbacks()
         if not is_beside:
             setbacks.held = held
         try:

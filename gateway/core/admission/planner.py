@@ -166,7 +166,7 @@ class Planner:
         now = self._clock.monotonic()
         for target in targets:
             if target.name not in met:
-                setbacks = call.meet()
+                setbacks = call.own_setbacks()
                 setbacks.skips = {} if setbacks.skips is None else setbacks.skips
                 why = reason or self._skip_reason(call, target, now)
                 setbacks.skips.setdefault(target.name, Skip(target.name, why, len(call.attempts)))

@@ -102,11 +102,11 @@ class CallsOfModel(CallFeature):
             return await next(call)
         DEGRADED.put(call, degraded)
         as_it_came = call.request, call.parsed
-        call.send(replace(call.request, body=degraded.body, max_tokens=degraded.max_tokens))
+        call.replace_request(replace(call.request, body=degraded.body, max_tokens=degraded.max_tokens))
         try:
             reply = await next(call)
         except GatewayError:
-            call.send(*as_it_came)  # it may become a job, which asks for all of it
+            call.replace_request(*as_it_came)  # it may become a job, which asks for all of it
             raise
         reply.shared.append(_header(degraded))  # whoever shares the answer has asked for more, too
         return reply

@@ -182,7 +182,7 @@ class Repairs:
             for one in repair.attempts:  # of what has ended there is nothing left to give back
                 admission.outcomes.cancelled(one, CLIENT_GONE)
             if repair.setbacks is not None:
-                call.meet().add(repair.setbacks)
+                call.own_setbacks().add(repair.setbacks)
             admission.budgets.share(call, repair)
 
     def _targets(self, call: Call, bad: Attempt, repair: Call, rule: OutputRule, first: int) -> Sequence[Target]:

@@ -366,7 +366,7 @@ class Outputs(CallFeature):
         targets = [one for one in able if budgets.denies(one, bad) is None]
         denied = "budget" if able and not targets else budgets.denies_money()
         if denied is not None:
-            call.meet().deny(denied)
+            call.own_setbacks().deny(denied)
             self._meter.retry_denied(denied)
             return []
         usd = admission.costs.usd(call, targets[0]) if targets else None

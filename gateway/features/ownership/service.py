@@ -462,7 +462,7 @@ class Ownership(CallFeature):
                 query = filling.next_query
                 if query is None:
                     break
-                call.send(replace(sent, query=query), call.parsed)
+                call.replace_request(replace(sent, query=query), call.parsed)
                 again = await ask_again(call)
                 attempt = again.attempt
                 if not isinstance(again, Whole) or again.status != 200:
@@ -471,7 +471,7 @@ class Ownership(CallFeature):
                     return again
                 opened = again
         finally:
-            call.send(sent, call.parsed)
+            call.replace_request(sent, call.parsed)
         # Without the headers that describe the provider's bytes.
         headers = [header for header in first.headers if header[0] not in _MARKS]
         return replace(first, attempt=attempt, headers=headers, body=filling.body())
@@ -504,7 +504,7 @@ class Ownership(CallFeature):
             (name, own_idempotency_key(value, call.request.tenant) if name == IDEMPOTENCY_KEY else value)
             for name, value in call.request.headers
         ]
-        call.send(replace(call.request, headers=headers), call.parsed)
+        call.replace_request(replace(call.request, headers=headers), call.parsed)
 
 
 def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:

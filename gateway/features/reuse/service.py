@@ -360,7 +360,7 @@ class UnrequestedEqualCalls(EqualCalls):
                 closed=(*hooks.closed, trail.closed),
             )
             self._with_trail = route, replace(route, hooks=hooks)
-        call.take(self._with_trail[1])
+        call.change_route(self._with_trail[1])
         return self._replays.serve(call, next)
 
 

@@ -521,7 +521,7 @@ class RunBudget(CallFeature):
         if self._parts.workflows is not workflows:
             self._parts = RunParts(workflows)
         if BAGGAGE in headers:
-            call.send(replace(call.request, headers=without_own_baggage(call.request.headers)), parsed)
+            call.replace_request(replace(call.request, headers=without_own_baggage(call.request.headers)), parsed)
         part = self._parts.find(call.route.key, headers, None if parsed is None else parsed.get("metadata"))
         if part is not None:
             PART.put(call, part)

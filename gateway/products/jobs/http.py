@@ -108,7 +108,7 @@ class JobRoutes:
             part=self._runs.read_words(index),
         )
         call = await self._make_call(stored)
-        call.send(replace(call.request, credential=credential), call.parsed)
+        call.replace_request(replace(call.request, credential=credential), call.parsed)
         sent_key = read_idempotency_key(index, call.request.endpoint)
         if sent_key is not None:
             SENT_KEY.put(call, sent_key)

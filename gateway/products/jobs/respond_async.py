@@ -81,7 +81,7 @@ class AsyncAnswers(CallFeature):
         job_request = None if call.slots is None else ASYNC_REQUEST.find(call)
         if job_request is not None:
             self._accounts.withdraw(call)  # its job makes the calls
-            call.hush()
+            call.end_comments()
             return await self._respond(call, job_request.headers, job_request.wait_s)
         if call.is_begun:  # its answer can have no status of its own: no job can take the place of the call
             return await next(call)

@@ -224,7 +224,7 @@ def fingerprint_of(call: Call) -> str:
     """
     if call.parsed is None and len(call.request.body) <= LARGE_BYTES:
         with suppress(ValueError):  # multipart
-            call.send(call.request, orjson.loads(call.request.body))
+            call.replace_request(call.request, orjson.loads(call.request.body))
     return fingerprint(call).hex()
 
 

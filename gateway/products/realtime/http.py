@@ -315,12 +315,12 @@ class RealtimeEndpoint:
         """The call that a handshake makes. Raises GatewayError."""
         model = _model_in(served.cycle.query)
         call = self._intake.without_body(served, Peeked(model, stream=True))
-        call.take(replace(call.route, model=self._targets.of(call)))
+        call.change_route(replace(call.route, model=self._targets.of(call)))
         names = offered.others + (offered.account if served.plan.passes_account else [])
         headers = [header for header in call.request.headers if header[0] != b"content-type"]
         if names:
             headers.append((HEADER, b", ".join(names)))
-        call.send(replace(call.request, headers=headers), call.parsed)
+        call.replace_request(replace(call.request, headers=headers), call.parsed)
         return call
 
     def _switch(self, cycle: AnyCycle, session: RealtimeSession, reply: Reply, accept: bytes) -> None:

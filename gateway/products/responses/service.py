@@ -357,11 +357,11 @@ class ForegroundResponses:
         stores = None if keeping == "provider" else False
         sent = sent_upstream(body, before.items, before.previous_id, stores=stores)
         as_it_came = call.request, call.parsed
-        call.send(replace(call.request, body=orjson.dumps(sent), large=None), sent)
+        call.replace_request(replace(call.request, body=orjson.dumps(sent), large=None), sent)
         try:
             reply = await next(call)
         except GatewayError:
-            call.send(*as_it_came)  # it may become a job
+            call.replace_request(*as_it_came)  # it may become a job
             raise
         if not is_kept or reply.status != 200:
             return reply

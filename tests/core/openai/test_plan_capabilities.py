@@ -58,7 +58,7 @@ async def test_a_model_that_is_known_to_read_less_is_passed_over() -> None:
         call = asking(two, LONG)
         first, second = call.route.model.targets
         first = replace(first, find_most_input={first.model or "m": most}.get, gaps={"chat": lambda _body: ()})
-        call.take(
+        call.change_route(
             replace(
                 call.route,
                 model=replace(call.route.model, targets=(first, second), plan=(first, second), prefers_native=False),
@@ -94,7 +94,7 @@ async def test_who_speaks_the_callers_language_goes_first(
         replace(target, order=order, gaps={"chat": lambda _body: ()} if number in converted else {})
         for number, (target, order) in enumerate(zip(call.route.model.targets, orders, strict=True))
     )
-    call.take(
+    call.change_route(
         replace(call.route, model=replace(call.route.model, targets=targets, plan=targets, prefers_native=prefers))
     )
 
@@ -127,7 +127,7 @@ async def test_what_a_fallback_would_lose_is_looked_for_once_it_is_needed() -> N
         call = asking(two, {})
         first, second = call.route.model.plan
         second = replace(second, gaps={"chat": look})
-        call.take(replace(call.route, model=replace(call.route.model, plan=(first, second))))
+        call.change_route(replace(call.route, model=replace(call.route.model, plan=(first, second))))
 
         await two.pipeline.handle(call)
 
@@ -161,12 +161,12 @@ async def test_a_field_that_no_target_takes_is_refused_with_its_reason() -> None
     """What it is, and what to send instead: as token ids for embeddings at Gemini."""
     one = bench(EVERYTHING)
     call = asking(one, {"input": [[1, 2]]})
-    call.send(replace(call.request, endpoint=EMBEDDINGS, path="/embeddings"), call.parsed)
+    call.replace_request(replace(call.request, endpoint=EMBEDDINGS, path="/embeddings"), call.parsed)
     target = replace(
         call.route.model.targets[0],
         gaps={"embeddings": lambda body: EmbeddingsOverGenerate().gaps(body, ServerFacts())},
     )
-    call.take(replace(call.route, model=replace(call.route.model, targets=(target,), plan=(target,))))
+    call.change_route(replace(call.route, model=replace(call.route.model, targets=(target,), plan=(target,))))
     call.parsed = orjson.loads(call.request.body)
 
     with pytest.raises(

@@ -570,7 +570,7 @@ async def test_a_provider_s_own_answer_says_once_that_it_is_one(caching: Caching
     route = CallRoute(
         call.route.policy, call.route.key, call.route.model, call.request.endpoint, has_own_credential=False
     )
-    call.take(replace(call.route, hooks=bench.pipeline.hooks_of(route, requested)))
+    call.change_route(replace(call.route, hooks=bench.pipeline.hooks_of(route, requested)))
     reply = await bench.pipeline.handle(call)
 
     assert [value for name, value in reply.headers if name == b"x-gateway-cache"] == [b"bypass"]
